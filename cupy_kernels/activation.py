@@ -7,20 +7,20 @@ import numpy as np
 
 from cupy_kernels.activation_functions import Function, Relu, Smooth
 from cupy_kernels.backends import backend_of, pick
-from cupy_kernels.cpu import activation as on_host
-from cupy_kernels.gpu import activation as in_kernels
+from cupy_kernels.cpu import activation as cpu
+from cupy_kernels.gpu import activation as gpu
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
 
 def forward(function: Function, x: Array, work: Workspace) -> Array:
     """The function of each element of x, in x's shape."""
-    return pick(x, on_host.forward, in_kernels.forward)(function, x, work)
+    return pick(x, cpu.forward, gpu.forward)(function, x, work)
 
 
 def backward(function: Smooth, dy: Array, x: Array, y: Array, work: Workspace) -> Array:
     """dy times the derivative, computed from the input x or the output y."""
-    return pick(dy, on_host.backward, in_kernels.backward)(function, dy, x, y, work)
+    return pick(dy, cpu.backward, gpu.backward)(function, dy, x, y, work)
 
 
 def relu(x: Array, slope: float, work: Workspace, *, over: bool = False) -> Array:
@@ -37,12 +37,12 @@ def relu_backward(dy: Array, x: Array, slope: float, work: Workspace) -> Array:
 
 def prelu(x: Array, slope: Array, work: Workspace) -> Array:
     """x above 0, slope[c] * x elsewhere (He et al. 2015), for x (..., c) and slope (c,) or (1,)."""
-    return pick(x, on_host.prelu, in_kernels.prelu)(x, slope, work)
+    return pick(x, cpu.prelu, gpu.prelu)(x, slope, work)
 
 
 def prelu_backward(
     dy: Array, x: Array, slope: Array, dslope: Array | None, work: Workspace
 ) -> Array:
     """The gradient by x; writes the gradient by the slope into `dslope`."""
-    body = pick(dy, on_host.prelu_backward, in_kernels.prelu_backward)
+    body = pick(dy, cpu.prelu_backward, gpu.prelu_backward)
     return body(dy, x, slope, dslope, work)

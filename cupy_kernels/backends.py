@@ -29,7 +29,7 @@ class Backend(Protocol):
 
     @property
     def runs_kernels(self) -> bool:
-        """Whether the CUDA kernels compute here, rather than NumPy."""
+        """True if the CUDA kernels compute here, rather than NumPy."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> AnyArray:
         """A new C-contiguous array with undefined contents."""
@@ -91,13 +91,13 @@ class GpuBackend:
     def store(self, source: AnyArray, out: NDArray[Any]) -> None:
         """Waits as well; copies directly into `out` if no cast is needed."""
         if source.dtype == out.dtype and out.flags.c_contiguous:
-            held: Any = source
-            held.get(out=out)
+            array: Any = source
+            array.get(out=out)
         else:
             out[...] = self.as_host(source)
 
     def staging(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        return cupy_device.pinned(shape, dtype)
+        return cupy_device.allocate_pinned(shape, dtype)
 
 
 @dataclass(frozen=True)
@@ -156,11 +156,11 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike, like: AnyArray) -> AnyArray:
     return array
 
 
-def copied(array: AnyArray, to: Backend) -> AnyArray:
+def copy_to(array: AnyArray, to: Backend) -> AnyArray:
     """A C-contiguous copy of an array of any backend, on the backend `to`."""
-    found = to.empty(array.shape, array.dtype)
-    copy(array, found)
-    return found
+    out = to.empty(array.shape, array.dtype)
+    copy(array, out)
+    return out
 
 
 def copy(source: AnyArray, out: AnyArray) -> None:
@@ -169,13 +169,13 @@ def copy(source: AnyArray, out: AnyArray) -> None:
     A copy within a GPU is queued on the current stream. A copy from the host has read `source` when
     this returns, and needs a contiguous `out`. A copy to the host waits for the work queued before.
     """
-    here, there = backend_of(source), backend_of(out)
-    if here == there:
+    origin, target = backend_of(source), backend_of(out)
+    if origin == target:
         out[...] = source
-    elif there == HOST:
-        here.store(source, out)
+    elif target == HOST:
+        origin.store(source, out)
     else:
-        there.load(here.as_host(source), out)
+        target.load(origin.as_host(source), out)
 
 
 def as_host(array: AnyArray) -> NDArray[Any]:

@@ -9,8 +9,8 @@ workspace.
 """
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import batch_norm as on_host
-from cupy_kernels.gpu import batch_norm as in_kernels
+from cupy_kernels.cpu import batch_norm as cpu
+from cupy_kernels.gpu import batch_norm as gpu
 from cupy_kernels.running_statistics import RunningStatistics
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
@@ -23,14 +23,14 @@ def statistics(
 
     The unbiased variance, with rows / (rows - 1), is added to the running variance.
     """
-    return pick(x, on_host.statistics, in_kernels.statistics)(x, epsilon, running, work)
+    return pick(x, cpu.statistics, gpu.statistics)(x, epsilon, running, work)
 
 
 def running_statistics(
     running: RunningStatistics, epsilon: float, work: Workspace
 ) -> tuple[Array, Array]:
     """(mean, deviate) of all batches so far, for tests; at first 0 and 1 / sqrt(epsilon)."""
-    body = pick(running.mean, on_host.running_statistics, in_kernels.running_statistics)
+    body = pick(running.mean, cpu.running_statistics, gpu.running_statistics)
     return body(running, epsilon, work)
 
 
@@ -43,7 +43,7 @@ def forward(
     work: Workspace,
 ) -> Array:
     """y of x's shape."""
-    return pick(x, on_host.forward, in_kernels.forward)(x, mean, deviate, scale, shift, work)
+    return pick(x, cpu.forward, gpu.forward)(x, mean, deviate, scale, shift, work)
 
 
 def backward(
@@ -60,5 +60,5 @@ def backward(
 
     For running statistics, which do not depend on x, dx = dy * deviate: `channels.scale_backward`.
     """
-    body = pick(dy, on_host.backward, in_kernels.backward)
+    body = pick(dy, cpu.backward, gpu.backward)
     return body(dy, x, mean, deviate, scale, dscale, dshift, work)

@@ -7,15 +7,15 @@ next call with the same workspace.
 from collections.abc import Sequence
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import channels as on_host
-from cupy_kernels.gpu import channels as in_kernels
+from cupy_kernels.cpu import channels as cpu
+from cupy_kernels.gpu import channels as gpu
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
 
 def scale(x: Array, factors: Array | None, bias: Array | None, work: Workspace) -> Array:
     """x * factors + bias for x (..., c) and each (c,); either may be missing."""
-    return pick(x, on_host.scale, in_kernels.scale)(x, factors, bias, work)
+    return pick(x, cpu.scale, gpu.scale)(x, factors, bias, work)
 
 
 def scale_backward(
@@ -27,15 +27,15 @@ def scale_backward(
     work: Workspace,
 ) -> Array:
     """dx (dy itself without factors); writes the gradients of factors and bias, if requested."""
-    body = pick(dy, on_host.scale_backward, in_kernels.scale_backward)
+    body = pick(dy, cpu.scale_backward, gpu.scale_backward)
     return body(dy, x, factors, dfactors, dbias, work)
 
 
 def concatenate(parts: Sequence[Array], axis: int, work: Workspace) -> Array:
     """Blobs joined along an axis; they may differ in size along that axis only."""
-    return pick(parts[0], on_host.concatenate, in_kernels.concatenate)(parts, axis, work)
+    return pick(parts[0], cpu.concatenate, gpu.concatenate)(parts, axis, work)
 
 
 def split(x: Array, sizes: Sequence[int], axis: int, work: Workspace) -> list[Array]:
     """A blob split along an axis into contiguous blobs of the given sizes, which sum to its own."""
-    return pick(x, on_host.split, in_kernels.split)(x, sizes, axis, work)
+    return pick(x, cpu.split, gpu.split)(x, sizes, axis, work)

@@ -65,11 +65,11 @@ def encode(kind: Dense, g: Array, error: Array, payload: Bytes, factor: np.float
         from cupy_kernels.gpu import codecs as codec_kernels
 
         codec_kernels.write(writer(kind), g, error, q, scales, factor)
-    elif _compiled():
+    elif _has_loops():
         from cupy_kernels.cpu import codecs as codec_loops
 
-        given = (_frozen(g), error, q, *([] if scales is None else [scales]), factor)
-        getattr(codec_loops, writer(kind))(*given)
+        arrays = (_freeze(g), error, q, *([] if scales is None else [scales]), factor)
+        getattr(codec_loops, writer(kind))(*arrays)
     elif kind in _CASTS:
         getattr(codecs_numpy, writer(kind))(g, error, q, factor)
     elif kind == "sign":
@@ -85,10 +85,10 @@ def cast(kind: Literal["fp16", "bf16"], x: Array, payload: Bytes) -> None:
         from cupy_kernels.gpu import codecs as codec_kernels
 
         codec_kernels.write(writer(kind), x, None, q, None, ONE)
-    elif _compiled():
+    elif _has_loops():
         from cupy_kernels.cpu import codecs as codec_loops
 
-        getattr(codec_loops, f"plain_{kind}")(_frozen(x), q)
+        getattr(codec_loops, f"plain_{kind}")(_freeze(x), q)
     else:
         getattr(codecs_numpy, f"cast_{kind}")(x, None, q, ONE)
 
@@ -99,38 +99,38 @@ def decode(kind: Dense, payload: Bytes, y: Array) -> None:
     The payload's address must be a multiple of four: compiled loops assume aligned arrays.
     """
     q, scales = parts(kind, payload, y.size)
-    given = [q] if scales is None else [q, scales]
+    arrays = [q] if scales is None else [q, scales]
     if backend_of(y).runs_kernels:
         from cupy_kernels.gpu import codecs as codec_kernels
 
         codec_kernels.read(reader(kind), q, scales, y)
-    elif _compiled():
+    elif _has_loops():
         from cupy_kernels.cpu import codecs as codec_loops
 
-        getattr(codec_loops, reader(kind))(*map(_frozen, given), y)
+        getattr(codec_loops, reader(kind))(*map(_freeze, arrays), y)
     else:
         with np.errstate(all="ignore"):
-            getattr(codecs_numpy, reader(kind))(*given, y)
+            getattr(codecs_numpy, reader(kind))(*arrays, y)
 
 
 def accumulate(
     g: Array, u: Array | None, v: Array, mu: float = 0.0, factor: np.float32 = ONE
 ) -> None:
     """u = mu * u + factor * g; v += u: momentum before sparsifying. Without u, v += factor * g."""
-    if _compiled():
+    if _has_loops():
         from cupy_kernels.cpu import codecs as codec_loops
 
         if u is None:
-            codec_loops.accumulate_plain(_frozen(g), v, factor)
+            codec_loops.accumulate_plain(_freeze(g), v, factor)
         else:
-            codec_loops.accumulate_momentum(_frozen(g), u, v, np.float32(mu), factor)
+            codec_loops.accumulate_momentum(_freeze(g), u, v, np.float32(mu), factor)
     else:
         codecs_numpy.accumulate(g, u, v, np.float32(mu), factor)
 
 
 def magnitude(v: Array, count: int) -> np.float32:
     """The `count`-th largest magnitude in v, 1 <= count <= v.size."""
-    if _compiled():
+    if _has_loops():
         from cupy_kernels.cpu import codecs as codec_loops
 
         return np.float32(codec_loops.magnitude(v, count))
@@ -144,7 +144,7 @@ def take_above(
 
     Both u and v are then zero at these indices; further values stay for the next push.
     """
-    if not _compiled():
+    if not _has_loops():
         return codecs_numpy.take_above(u, v, tau, capacity)
     from cupy_kernels.cpu import codecs as codec_loops
 
@@ -164,13 +164,13 @@ def reader(kind: Dense) -> str:
     return ("uncast_" if kind in _CASTS else "dequantise_") + kind
 
 
-def _compiled() -> bool:
+def _has_loops() -> bool:
     from cupy_kernels.cpu import codecs as codec_loops
 
     return codec_loops.COMPILED
 
 
-def _frozen(array: Any) -> Any:
+def _freeze(array: Any) -> Any:
     """A read-only view, like received frames, so that numba compiles a function only once."""
     view = array.view()
     view.flags.writeable = False

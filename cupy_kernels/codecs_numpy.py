@@ -30,7 +30,7 @@ def quantise(
 ) -> None:
     """Codes in [-levels, levels]: a byte each for 127 levels, half a byte each for 7."""
     for part, blocks in _pieces(len(g)):
-        v = _corrected(g[part], error[part], factor)
+        v = _correct(g[part], error[part], factor)
         scale = _normal(np.abs(v).max(axis=1) / np.float32(levels))
         scales[blocks] = scale
         steps = np.where(scale > 0, scale, np.float32(1))[:, None]
@@ -48,7 +48,7 @@ def quantise(
 def quantise_sign(g: Array, error: Array, q: Bytes, scales: Array, factor: np.float32) -> None:
     """One bit for each value, set if it is negative; the scale is the mean magnitude."""
     for part, blocks in _pieces(len(g)):
-        v = _corrected(g[part], error[part], factor)
+        v = _correct(g[part], error[part], factor)
         lengths = np.minimum(BLOCK, len(g) - BLOCK * np.arange(blocks.start, blocks.stop))
         scale = _normal(_warp_sums(np.abs(v)) / lengths.astype(np.float32))
         scales[blocks] = scale
@@ -97,8 +97,8 @@ def cast_bf16(g: Array, error: Array | None, q: NDArray[np.uint16], factor: np.f
 def cast_fp16(g: Array, error: Array | None, q: NDArray[np.uint16], factor: np.float32) -> None:
     for part, _ in _pieces(len(g)):
         v = _flat(g[part], error, part, factor)
-        kept = np.where(np.abs(v) < LEAST_FP16, np.copysign(np.float32(0), v), v)
-        half = np.clip(kept, -GREATEST_FP16, GREATEST_FP16).astype(np.float16)
+        flushed = np.where(np.abs(v) < LEAST_FP16, np.copysign(np.float32(0), v), v)
+        half = np.clip(flushed, -GREATEST_FP16, GREATEST_FP16).astype(np.float16)
         q[part] = half.view(np.uint16)
         if error is not None:
             error[part] = v - half.astype(np.float32)
@@ -139,12 +139,12 @@ def take_above(
     u: Array | None, v: Array, tau: np.float32, capacity: int
 ) -> tuple[NDArray[np.uint32], Array]:
     """The first `capacity` indices with |v| > tau, and the values there, which are taken out."""
-    found = np.flatnonzero(np.abs(v) > tau)[:capacity]
-    values = v[found]
-    v[found] = 0
+    indices = np.flatnonzero(np.abs(v) > tau)[:capacity]
+    values = v[indices]
+    v[indices] = 0
     if u is not None:
-        u[found] = 0
-    return found.astype(np.uint32), values
+        u[indices] = 0
+    return indices.astype(np.uint32), values
 
 
 def _pieces(n: int) -> Iterator[tuple[slice, slice]]:
@@ -154,7 +154,7 @@ def _pieces(n: int) -> Iterator[tuple[slice, slice]]:
         yield slice(start, stop), slice(start // BLOCK, -(-stop // BLOCK))
 
 
-def _corrected(g: Array, error: Array, factor: np.float32) -> Array:
+def _correct(g: Array, error: Array, factor: np.float32) -> Array:
     """factor * g + error as (blocks, 256), the last block padded with zeros."""
     v = factor * g + error
     if v.size % BLOCK:

@@ -5,8 +5,8 @@ y[n, p, q, o] = b[o] + sum over i, j, c of
 """
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import convolution as on_host
-from cupy_kernels.gpu import convolution as in_kernels
+from cupy_kernels.cpu import convolution as cpu
+from cupy_kernels.gpu import convolution as gpu
 from cupy_kernels.types import Array, Kept
 from cupy_kernels.window_shapes import Convolution
 from cupy_kernels.workspace import Workspace
@@ -26,13 +26,13 @@ def forward(
     Returns y (n, oh, ow, out) and the values for `backward`. Both are valid until the next call
     with this workspace, and x must not change until then.
     """
-    body = pick(x, on_host.forward, in_kernels.forward)
+    body = pick(x, cpu.forward, gpu.forward)
     return body(x, weight, bias, shape, work, relu=relu)
 
 
 def backward(
     dy: Array,
-    kept: Kept,
+    saved: Kept,
     x_shape: tuple[int, ...],
     weight: Array,
     dweight: Array | None,
@@ -40,21 +40,21 @@ def backward(
     shape: Convolution,
     work: Workspace,
     *,
-    wanted: bool,
+    needs_dx: bool,
 ) -> Array | None:
-    """Write dW (out, c/group, kh, kw) and db (out,); return dx (n, h, w, c) if `wanted`.
+    """Write dW (out, c/group, kh, kw) and db (out,); return dx (n, h, w, c) if `needs_dx`.
 
     After a forward pass with `relu`, dy must already be zero where y is zero.
     """
-    body = pick(dy, on_host.backward, in_kernels.backward)
-    return body(dy, kept, x_shape, weight, dweight, dbias, shape, work, wanted=wanted)
+    body = pick(dy, cpu.backward, gpu.backward)
+    return body(dy, saved, x_shape, weight, dweight, dbias, shape, work, needs_dx=needs_dx)
 
 
-def transposed(
+def transpose(
     y: Array, x_shape: tuple[int, ...], weight: Array, shape: Convolution, work: Workspace
 ) -> Array:
     """The transpose of the convolution, x (n, h, w, c) for y (n, oh, ow, out): its gradient by x.
 
     The result is valid until the next call with this workspace.
     """
-    return pick(y, on_host.transposed, in_kernels.transposed)(y, x_shape, weight, shape, work)
+    return pick(y, cpu.transpose, gpu.transpose)(y, x_shape, weight, shape, work)

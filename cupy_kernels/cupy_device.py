@@ -36,13 +36,13 @@ def function(source: str, name: str, shared_bytes: int = 0) -> Any:
     """
     cupy = gpu()
     assert cupy is not None, "asked for a kernel where there is no GPU"
-    found = _function(source, name, cupy.cuda.Device().id)
+    kernel = _function(source, name, cupy.cuda.Device().id)
     if shared_bytes > FREE_SHARED_BYTES:
-        found.max_dynamic_shared_size_bytes = shared_bytes
-    return found
+        kernel.max_dynamic_shared_size_bytes = shared_bytes
+    return kernel
 
 
-def pinned(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+def allocate_pinned(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Zeroed page-locked host memory, which a GPU copies asynchronously."""
     cupy = gpu()
     assert cupy is not None, "asked for pinned memory where there is no GPU"

@@ -10,8 +10,8 @@ dropped where the word is below `limit(ratio)`.
 """
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import dropout as on_host
-from cupy_kernels.gpu import dropout as in_kernels
+from cupy_kernels.cpu import dropout as cpu
+from cupy_kernels.gpu import dropout as gpu
 from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import Array, Kept
 from cupy_kernels.workspace import Workspace
@@ -19,9 +19,9 @@ from cupy_kernels.workspace import Workspace
 
 def forward(x: Array, ratio: float, draw: RngKey, work: Workspace) -> tuple[Array, Kept]:
     """x with each element dropped with probability `ratio`, and the values for `backward`."""
-    return pick(x, on_host.forward, in_kernels.forward)(x, ratio, draw, work)
+    return pick(x, cpu.forward, gpu.forward)(x, ratio, draw, work)
 
 
-def backward(dy: Array, kept: Kept, work: Workspace) -> Array:
+def backward(dy: Array, saved: Kept, work: Workspace) -> Array:
     """dy, dropped and scaled in the same way as x."""
-    return pick(dy, on_host.backward, in_kernels.backward)(dy, kept, work)
+    return pick(dy, cpu.backward, gpu.backward)(dy, saved, work)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import embedding as on_host
-from cupy_kernels.gpu import embedding as in_kernels
+from cupy_kernels.cpu import embedding as cpu
+from cupy_kernels.gpu import embedding as gpu
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
@@ -18,9 +18,9 @@ Ids = NDArray[np.int64]
 
 def gather(table: Array, ids: Ids, work: Workspace) -> Array:
     """y (count, width) with y[i] = table[ids[i]]; zeros if an id is not a row of the table."""
-    return pick(table, on_host.gather, in_kernels.gather)(table, ids, work)
+    return pick(table, cpu.gather, gpu.gather)(table, ids, work)
 
 
 def gather_backward(dy: Array, ids: Ids, out: Array, work: Workspace) -> None:
     """Write the gradient by the table into `out` (rows, width): for each row the sum of its dy."""
-    pick(dy, on_host.gather_backward, in_kernels.gather_backward)(dy, ids, out, work)
+    pick(dy, cpu.gather_backward, gpu.gather_backward)(dy, ids, out, work)

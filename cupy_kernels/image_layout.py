@@ -4,19 +4,19 @@ All functions fill an array of the caller, which must be contiguous and not over
 """
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import image_layout as on_host
-from cupy_kernels.gpu import image_layout as in_kernels
+from cupy_kernels.cpu import image_layout as cpu
+from cupy_kernels.gpu import image_layout as gpu
 from cupy_kernels.types import AnyArray, Array
 
 
 def channels_first(x: Array, out: Array) -> None:
     """Copy (n, h, w, c), contiguous, into `out` (n, c, h, w)."""
-    pick(x, on_host.channels_first, in_kernels.channels_first)(x, out)
+    pick(x, cpu.channels_first, gpu.channels_first)(x, out)
 
 
 def channels_last(x: Array, out: Array) -> None:
     """Copy (n, c, h, w) into `out` (n, h, w, c)."""
-    pick(x, on_host.channels_last, in_kernels.channels_last)(x, out)
+    pick(x, cpu.channels_last, gpu.channels_last)(x, out)
 
 
 def images(pixels: AnyArray, mean: Array | None, scale: float, out: Array) -> None:
@@ -24,4 +24,4 @@ def images(pixels: AnyArray, mean: Array | None, scale: float, out: Array) -> No
 
     Pixels are bytes or float32; on the host they may be any numbers.
     """
-    pick(pixels, on_host.images, in_kernels.images)(pixels, mean, scale, out)
+    pick(pixels, cpu.images, gpu.images)(pixels, mean, scale, out)

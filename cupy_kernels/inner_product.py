@@ -1,8 +1,8 @@
 """Inner product (a fully connected layer): one matrix product forward, two backward."""
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import inner_product as on_host
-from cupy_kernels.gpu import inner_product as in_kernels
+from cupy_kernels.cpu import inner_product as cpu
+from cupy_kernels.gpu import inner_product as gpu
 from cupy_kernels.types import Array, Precision
 from cupy_kernels.workspace import Workspace
 
@@ -21,7 +21,7 @@ def forward(
     Returns (m, out), valid until the next call with this workspace.
     W may be the transpose of a contiguous (k, out); kernels then use a slow product.
     """
-    body = pick(x, on_host.forward, in_kernels.forward)
+    body = pick(x, cpu.forward, gpu.forward)
     return body(x, weight, bias, work, precision, relu=relu)
 
 
@@ -34,8 +34,8 @@ def backward(
     work: Workspace,
     precision: Precision = Precision.FP32,
     *,
-    wanted: bool,
+    needs_dx: bool,
 ) -> Array | None:
-    """Write dW = dy^T x and db = sum(dy) into the given arrays; return dx = dy W if `wanted`."""
-    body = pick(dy, on_host.backward, in_kernels.backward)
-    return body(dy, x, weight, dweight, dbias, work, precision, wanted=wanted)
+    """Write dW = dy^T x and db = sum(dy) into the given arrays; return dx = dy W if `needs_dx`."""
+    body = pick(dy, cpu.backward, gpu.backward)
+    return body(dy, x, weight, dweight, dbias, work, precision, needs_dx=needs_dx)

@@ -27,7 +27,7 @@ MOST_BLOCKS = 1056
 
 
 class Role(Enum):
-    """What a kernel does with a parameter."""
+    """The use of a parameter by a kernel."""
 
     SCALAR = "scalar"
     READ = "read"  # a pointer to const
@@ -55,7 +55,7 @@ class Parameter:
         assert self.dtype.isalignedstruct or not struct, f"{self.name}: laid out unlike C"
 
     def elements(self, sizes: Sizes) -> int:
-        """How many elements a launch with these scalars needs."""
+        """The number of elements that a launch with these scalars needs."""
         if callable(self.size):
             return self.size(sizes)
         product = 1
@@ -115,7 +115,7 @@ ROUNDED = Tolerance(1e-5, 1e-6)
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a kernel is launched: its block, and its grid and dynamic shared bytes by the sizes."""
+    """Launch shape of a kernel: its block, and its grid and dynamic shared bytes by the sizes."""
 
     block: Dim3
     grid: Callable[[Sizes], Dim3]
@@ -125,10 +125,10 @@ class Geometry:
 def over(size: Size, *, per_thread: int = 1, threads: int = 256) -> Geometry:
     """A grid-stride loop over `size` items, `per_thread` of them at a time."""
     counted = Parameter("", np.dtype("i8"), Role.SCALAR, size)
-    each = per_thread * threads
+    per_block = per_thread * threads
 
     def grid(sizes: Sizes) -> Dim3:
-        return min(-(-counted.elements(sizes) // each), MOST_BLOCKS), 1, 1
+        return min(-(-counted.elements(sizes) // per_block), MOST_BLOCKS), 1, 1
 
     return Geometry((threads, 1, 1), grid)
 
@@ -170,7 +170,7 @@ class Kernel:
     in_place: tuple[tuple[str, str], ...] = ()
     resident: int = 1024
 
-    def completed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def complete(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """A launch's arguments, completed by None for arrays and usual values for scalars."""
         may = {p.name: p.usual for p in self.parameters if p.optional or p.usual is not None}
         return {**may, **arguments}

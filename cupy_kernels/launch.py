@@ -47,11 +47,11 @@ def launch(
     BadLaunch before anything runs.
     """
     row = kernel if isinstance(kernel, Kernel) else _row(kernel)
-    wanted = [parameter.name for parameter in row.parameters]
-    arguments = row.completed(arguments)
-    if odd := set(wanted) ^ set(arguments):
-        raise BadLaunch(f"{row.name}: expected arguments {wanted}, got {[*arguments]}: see {odd}")
-    values = {p.name: _checked(row, p, arguments[p.name]) for p in row.parameters}
+    names = [parameter.name for parameter in row.parameters]
+    arguments = row.complete(arguments)
+    if odd := set(names) ^ set(arguments):
+        raise BadLaunch(f"{row.name}: expected arguments {names}, got {[*arguments]}: see {odd}")
+    values = {p.name: _check_argument(row, p, arguments[p.name]) for p in row.parameters}
     sizes = {
         p.name: int(values[p.name])
         for p in row.parameters
@@ -87,7 +87,7 @@ def _row(name: str) -> Kernel:
         raise BadLaunch(f"no kernel named {name}: expected one of {sorted(KERNELS)}") from None
 
 
-def _checked(row: Kernel, parameter: Parameter, value: Any) -> Any:
+def _check_argument(row: Kernel, parameter: Parameter, value: Any) -> Any:
     if parameter.role is Role.SCALAR:
         return _scalar(row, parameter, value)
     if value is None and parameter.optional:
@@ -111,7 +111,7 @@ def _checked(row: Kernel, parameter: Parameter, value: Any) -> Any:
 
 
 def _is_bytes_of(value: Any, parameter: Parameter) -> bool:
-    """Whether an array has the parameter's structs as bytes: CuPy 14 has no arrays of structs."""
+    """True for the parameter's structs as bytes: CuPy 14 has no arrays of structs."""
     whole: bool = value.nbytes % parameter.dtype.itemsize == 0
     return parameter.dtype.names is not None and value.dtype == np.uint8 and whole
 
@@ -136,9 +136,9 @@ def _check_size(row: Kernel, parameter: Parameter, value: Any, sizes: Sizes) -> 
     needed = parameter.elements(sizes)
     if needed < 0:
         raise _bad(row, parameter, "sizes of 0 or more", f"{dict(sizes)}")
-    found = needed if value is None else value.nbytes // parameter.dtype.itemsize
-    if found < needed:
-        raise _bad(row, parameter, f"{needed} elements ({parameter.size})", str(found))
+    got = needed if value is None else value.nbytes // parameter.dtype.itemsize
+    if got < needed:
+        raise _bad(row, parameter, f"{needed} elements ({parameter.size})", str(got))
 
 
 def _check_overlaps(row: Kernel, values: dict[str, Any]) -> None:
@@ -179,12 +179,12 @@ def _engine_of(row: Kernel, values: dict[str, Any]) -> Engine:
     for parameter in row.arrays:
         if (value := values[parameter.name]) is None:
             continue
-        place = backend_of(value)
-        if not place.runs_kernels:
+        backend = backend_of(value)
+        if not backend.runs_kernels:
             raise _bad(row, parameter, "a CuPy array, or an engine", type(value).__name__)
-        if home not in {None, place}:
-            raise _bad(row, parameter, "an array on the same device as the others", str(place))
-        home = place
+        if home not in {None, backend}:
+            raise _bad(row, parameter, "an array on the same device as the others", str(backend))
+        home = backend
     return home.engine if isinstance(home, EmulatorBackend) else LaunchDevice()
 
 

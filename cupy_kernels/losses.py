@@ -7,15 +7,15 @@ the gradient is that of the loss. Results are valid until the next call with the
 from enum import IntEnum
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import losses as on_host
-from cupy_kernels.gpu import losses as in_kernels
+from cupy_kernels.cpu import losses as cpu
+from cupy_kernels.gpu import losses as gpu
 from cupy_kernels.kernel_specs.losses import HINGE, LOGARITHM, SQUARED_HINGE
 from cupy_kernels.types import AnyArray, Array, Labels
 from cupy_kernels.workspace import Workspace
 
 
 class ClassRule(IntEnum):
-    """How the scores of a row, with the label of its true class, give its loss.
+    """The rule by which the scores of a row, with the label of its true class, give its loss.
 
     HINGE is the sum of max(0, 1 + score), with the true class's score negated, and SQUARED_HINGE
     that of the squares. LOGARITHM is -log of the true class's score, a probability of at least
@@ -29,7 +29,7 @@ class ClassRule(IntEnum):
 
 def by_class(rule: ClassRule, x: Array, labels: Labels, work: Workspace) -> tuple[AnyArray, Array]:
     """(loss, dx): the mean over the rows of scores x (rows, classes)."""
-    return pick(x, on_host.by_class, in_kernels.by_class)(rule, x, labels, work)
+    return pick(x, cpu.by_class, gpu.by_class)(rule, x, labels, work)
 
 
 def infogain(
@@ -44,7 +44,7 @@ def infogain(
 
     A divisor of None is the number of rows that count, and at least 1.
     """
-    body = pick(p, on_host.infogain, in_kernels.infogain)
+    body = pick(p, cpu.infogain, gpu.infogain)
     return body(p, labels, matrix, ignored, divisor, work)
 
 
@@ -55,7 +55,7 @@ def sigmoid_cross_entropy(
 
     A divisor of None is the number of targets that count, and at least 1.
     """
-    body = pick(x, on_host.sigmoid_cross_entropy, in_kernels.sigmoid_cross_entropy)
+    body = pick(x, cpu.sigmoid_cross_entropy, gpu.sigmoid_cross_entropy)
     return body(x, targets, ignored, divisor, work)
 
 
@@ -67,5 +67,5 @@ def contrastive(
     Half the mean of d^2 for similar pairs (not 0), of max(margin - d, 0)^2 for others, d being the
     distance; with `legacy`, others give max(margin - d^2, 0).
     """
-    body = pick(a, on_host.contrastive, in_kernels.contrastive)
+    body = pick(a, cpu.contrastive, gpu.contrastive)
     return body(a, b, similar, margin, legacy, work)

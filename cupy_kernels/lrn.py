@@ -9,8 +9,8 @@ Results are valid until the next call with the same workspace.
 """
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import lrn as on_host
-from cupy_kernels.gpu import lrn as in_kernels
+from cupy_kernels.cpu import lrn as cpu
+from cupy_kernels.gpu import lrn as gpu
 from cupy_kernels.types import Array
 from cupy_kernels.window_shapes import Lrn
 from cupy_kernels.workspace import Workspace
@@ -18,20 +18,20 @@ from cupy_kernels.workspace import Workspace
 
 def across(x: Array, rule: Lrn, work: Workspace) -> Array:
     """y (..., c) for x (..., c)."""
-    return pick(x, on_host.across, in_kernels.across)(x, rule, work)
+    return pick(x, cpu.across, gpu.across)(x, rule, work)
 
 
 def across_backward(dy: Array, x: Array, rule: Lrn, work: Workspace) -> Array:
     """dx; it computes the scales again."""
-    return pick(dy, on_host.across_backward, in_kernels.across_backward)(dy, x, rule, work)
+    return pick(dy, cpu.across_backward, gpu.across_backward)(dy, x, rule, work)
 
 
 def within(x: Array, rule: Lrn, work: Workspace) -> tuple[Array, Array]:
     """(y, s) for x (n, h, w, c); k must be 1 in the rule."""
-    return pick(x, on_host.within, in_kernels.within)(x, rule, work)
+    return pick(x, cpu.within, gpu.within)(x, rule, work)
 
 
 def within_backward(dy: Array, x: Array, scale: Array, rule: Lrn, work: Workspace) -> Array:
     """dx, given the scale s from the forward pass."""
-    body = pick(dy, on_host.within_backward, in_kernels.within_backward)
+    body = pick(dy, cpu.within_backward, gpu.within_backward)
     return body(dy, x, scale, rule, work)

@@ -8,17 +8,17 @@ workspace.
 """
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import mvn as on_host
-from cupy_kernels.gpu import mvn as in_kernels
+from cupy_kernels.cpu import mvn as cpu
+from cupy_kernels.gpu import mvn as gpu
 from cupy_kernels.types import Array, Kept
 from cupy_kernels.workspace import Workspace
 
 
 def forward(x: Array, epsilon: float | None, work: Workspace) -> tuple[Array, Kept]:
     """y of x's shape, and the values for `backward`."""
-    return pick(x, on_host.forward, in_kernels.forward)(x, epsilon, work)
+    return pick(x, cpu.forward, gpu.forward)(x, epsilon, work)
 
 
-def backward(dy: Array, kept: Kept, epsilon: float | None, work: Workspace) -> Array:
+def backward(dy: Array, saved: Kept, epsilon: float | None, work: Workspace) -> Array:
     """dx; a row without variance gets the first term only."""
-    return pick(dy, on_host.backward, in_kernels.backward)(dy, kept, epsilon, work)
+    return pick(dy, cpu.backward, gpu.backward)(dy, saved, epsilon, work)

@@ -56,8 +56,8 @@ _NUMBERS = {
 def _read(log: str, arch: str) -> list[Resources]:
     rows = []
     for part in re.split(r"Compiling entry function ", log)[1:]:
-        found = {name: re.search(pattern, part) for name, pattern in _NUMBERS.items()}
-        value = {name: int(match[1]) if match else 0 for name, match in found.items()}
+        matches = {name: re.search(pattern, part) for name, pattern in _NUMBERS.items()}
+        value = {name: int(match[1]) if match else 0 for name, match in matches.items()}
         rows.append(
             Resources(
                 part.split("'")[1],

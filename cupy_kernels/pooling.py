@@ -10,8 +10,8 @@ in reading order wins. The backward pass adds each gradient at that position.
 """
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import pooling as on_host
-from cupy_kernels.gpu import pooling as in_kernels
+from cupy_kernels.cpu import pooling as cpu
+from cupy_kernels.gpu import pooling as gpu
 from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import Array, Kept
 from cupy_kernels.window_shapes import Pooling
@@ -20,25 +20,25 @@ from cupy_kernels.workspace import Workspace
 
 def max_forward(x: Array, shape: Pooling, work: Workspace) -> tuple[Array, Kept]:
     """Returns y (n, oh, ow, c) for x (n, h, w, c), and the positions for `max_backward`."""
-    return pick(x, on_host.max_forward, in_kernels.max_forward)(x, shape, work)
+    return pick(x, cpu.max_forward, gpu.max_forward)(x, shape, work)
 
 
 def max_backward(
     dy: Array, where: Kept, x_shape: tuple[int, ...], shape: Pooling, work: Workspace
 ) -> Array:
     """dx (n, h, w, c): each gradient is added at the position of its maximum."""
-    body = pick(dy, on_host.max_backward, in_kernels.max_backward)
+    body = pick(dy, cpu.max_backward, gpu.max_backward)
     return body(dy, where, x_shape, shape, work)
 
 
 def average_forward(x: Array, shape: Pooling, work: Workspace) -> Array:
     """Returns y (n, oh, ow, c) for x (n, h, w, c)."""
-    return pick(x, on_host.average_forward, in_kernels.average_forward)(x, shape, work)
+    return pick(x, cpu.average_forward, gpu.average_forward)(x, shape, work)
 
 
 def average_backward(dy: Array, x_shape: tuple[int, ...], shape: Pooling, work: Workspace) -> Array:
     """dx (n, h, w, c): each gradient is spread evenly over its window."""
-    body = pick(dy, on_host.average_backward, in_kernels.average_backward)
+    body = pick(dy, cpu.average_backward, gpu.average_backward)
     return body(dy, x_shape, shape, work)
 
 
@@ -51,12 +51,12 @@ def stochastic_forward(
     2013). Window i takes the word of element i in `draw` (see `dropout`), so both implementations
     draw the same elements. There is no padding.
     """
-    return pick(x, on_host.stochastic_forward, in_kernels.stochastic_forward)(x, shape, draw, work)
+    return pick(x, cpu.stochastic_forward, gpu.stochastic_forward)(x, shape, draw, work)
 
 
 def stochastic_backward(
     dy: Array, where: Kept, x_shape: tuple[int, ...], shape: Pooling, work: Workspace
 ) -> Array:
     """dx (n, h, w, c): each gradient is added at the drawn element."""
-    body = pick(dy, on_host.stochastic_backward, in_kernels.stochastic_backward)
+    body = pick(dy, cpu.stochastic_backward, gpu.stochastic_backward)
     return body(dy, where, x_shape, shape, work)

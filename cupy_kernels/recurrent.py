@@ -15,8 +15,8 @@ gave, or None. It writes dgates, and into `dgates_counted` cont * dgates, for th
 """
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import recurrent as on_host
-from cupy_kernels.gpu import recurrent as in_kernels
+from cupy_kernels.cpu import recurrent as cpu
+from cupy_kernels.gpu import recurrent as gpu
 from cupy_kernels.types import Array
 
 
@@ -32,7 +32,7 @@ def lstm_step(
     state: Array,
 ) -> None:
     """Write the cells and the hidden units; activate the gates in place."""
-    body = pick(gates, on_host.lstm_step, in_kernels.lstm_step)
+    body = pick(gates, cpu.lstm_step, gpu.lstm_step)
     body(gates, products, cont, before, cells_before, cells, hidden, counted, state)
 
 
@@ -48,7 +48,7 @@ def lstm_step_backward(
     dgates_counted: Array,
 ) -> None:
     """Write the gates' gradients; replace dcells by the gradient by the previous cells."""
-    body = pick(gates, on_host.lstm_step_backward, in_kernels.lstm_step_backward)
+    body = pick(gates, cpu.lstm_step_backward, gpu.lstm_step_backward)
     known = gates, cells, cells_before, cont
     body(dhidden, dproducts, dcells, *known, dgates, dgates_counted)
 
@@ -63,7 +63,7 @@ def rnn_step(
     state: Array,
 ) -> None:
     """Write the hidden units."""
-    body = pick(inputs, on_host.rnn_step, in_kernels.rnn_step)
+    body = pick(inputs, cpu.rnn_step, gpu.rnn_step)
     body(inputs, products, cont, before, hidden, counted, state)
 
 
@@ -76,5 +76,5 @@ def rnn_step_backward(
     dgates_counted: Array,
 ) -> None:
     """Write the gates' gradients."""
-    body = pick(hidden, on_host.rnn_step_backward, in_kernels.rnn_step_backward)
+    body = pick(hidden, cpu.rnn_step_backward, gpu.rnn_step_backward)
     body(dhidden, dproducts, hidden, cont, dgates, dgates_counted)

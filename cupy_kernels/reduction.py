@@ -6,15 +6,15 @@ Results are valid until the next call with the same workspace.
 from enum import IntEnum
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import reduction as on_host
-from cupy_kernels.gpu import reduction as in_kernels
+from cupy_kernels.cpu import reduction as cpu
+from cupy_kernels.gpu import reduction as gpu
 from cupy_kernels.kernel_specs.reduction import MAGNITUDES, SQUARES, VALUES
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
 
 class Term(IntEnum):
-    """What is summed: each x, its absolute value, or its square."""
+    """The terms of a sum: each x, its absolute value, or its square."""
 
     VALUES = VALUES
     MAGNITUDES = MAGNITUDES
@@ -23,12 +23,12 @@ class Term(IntEnum):
 
 def row_sums(x: Array, term: Term, factor: float, work: Workspace) -> Array:
     """(rows,): factor times the sum of each row's terms."""
-    return pick(x, on_host.row_sums, in_kernels.row_sums)(x, term, factor, work)
+    return pick(x, cpu.row_sums, gpu.row_sums)(x, term, factor, work)
 
 
 def row_sums_backward(dy: Array, x: Array, term: Term, factor: float, work: Workspace) -> Array:
     """dx (rows, width) for dy (rows,); the derivative of a magnitude at 0 is 0."""
-    body = pick(dy, on_host.row_sums_backward, in_kernels.row_sums_backward)
+    body = pick(dy, cpu.row_sums_backward, gpu.row_sums_backward)
     return body(dy, x, term, factor, work)
 
 
@@ -37,4 +37,4 @@ def row_largest(x: Array, count: int, work: Workspace) -> tuple[Array, Array]:
 
     The largest is first. Of equal values the last place is first. NaN is below all numbers.
     """
-    return pick(x, on_host.row_largest, in_kernels.row_largest)(x, count, work)
+    return pick(x, cpu.row_largest, gpu.row_largest)(x, count, work)

@@ -68,7 +68,7 @@ def _taps(
     return taps
 
 
-def pooled_size(size: Pair, kernel: Pair, stride: Pair, pad: Pair, round_up: bool) -> Pair:
+def count_windows(size: Pair, kernel: Pair, stride: Pair, pad: Pair, round_up: bool) -> Pair:
     """The number of windows; with any padding, the last one must start before size + pad."""
     counts = []
     for s, k, d, p in zip(size, kernel, stride, pad, strict=True):
@@ -87,13 +87,15 @@ def pooling(
     1 / (cells of the window within the padded image) at each cell within the image.
     """
     n, c, h, w = x.shape
-    oh, ow = pooled_size((h, w), kernel, stride, pad, round_up)
+    oh, ow = count_windows((h, w), kernel, stride, pad, round_up)
     share = np.zeros((n, c, oh, ow, h, w))
     for m, k, p, q in product(range(n), range(c), range(oh), range(ow)):
-        top, left = p * stride[0] - pad[0], q * stride[1] - pad[1]
-        bottom, right = min(top + kernel[0], h + pad[0]), min(left + kernel[1], w + pad[1])
-        area = (bottom - top) * (right - left)
-        inside = product(range(max(top, 0), min(bottom, h)), range(max(left, 0), min(right, w)))
+        top, left_edge = p * stride[0] - pad[0], q * stride[1] - pad[1]
+        bottom, right = min(top + kernel[0], h + pad[0]), min(left_edge + kernel[1], w + pad[1])
+        area = (bottom - top) * (right - left_edge)
+        inside = product(
+            range(max(top, 0), min(bottom, h)), range(max(left_edge, 0), min(right, w))
+        )
         cells = list(inside)
         if mode == "max":
             share[(m, k, p, q, *max(cells, key=lambda cell: x[(m, k, *cell)]))] = 1.0

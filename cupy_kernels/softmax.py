@@ -7,20 +7,20 @@ labels (rows,) of int64. Scalar results are arrays without axes on the device of
 """
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import softmax as on_host
-from cupy_kernels.gpu import softmax as in_kernels
+from cupy_kernels.cpu import softmax as cpu
+from cupy_kernels.gpu import softmax as gpu
 from cupy_kernels.types import AnyArray, Array, Kept, Labels
 from cupy_kernels.workspace import Workspace
 
 
 def softmax(x: Array, work: Workspace) -> Array:
     """The probabilities for scores (..., k), of the same shape, valid until the next call."""
-    return pick(x, on_host.softmax, in_kernels.softmax)(x, work)
+    return pick(x, cpu.softmax, gpu.softmax)(x, work)
 
 
 def softmax_backward(dy: Array, p: Array, work: Workspace) -> Array:
     """dx = p * (dy - sum(dy * p)), the sum over the last axis."""
-    return pick(dy, on_host.softmax_backward, in_kernels.softmax_backward)(dy, p, work)
+    return pick(dy, cpu.softmax_backward, gpu.softmax_backward)(dy, p, work)
 
 
 def whole_labels(values: AnyArray, classes: int, ignored: int | None, work: Workspace) -> Labels:
@@ -30,7 +30,7 @@ def whole_labels(values: AnyArray, classes: int, ignored: int | None, work: Work
     ValueError on the host, with the limits and the label. Kernels do not check; an invalid label
     makes the loss NaN.
     """
-    body = pick(values, on_host.whole_labels, in_kernels.whole_labels)
+    body = pick(values, cpu.whole_labels, gpu.whole_labels)
     return body(values, classes, ignored, work)
 
 
@@ -38,14 +38,14 @@ def cross_entropy(
     x: Array, labels: Labels, ignored: int | None, divisor: float | None, work: Workspace
 ) -> tuple[AnyArray, Kept]:
     """The loss of scores x, without axes, and the values for `cross_entropy_backward`."""
-    body = pick(x, on_host.cross_entropy, in_kernels.cross_entropy)
+    body = pick(x, cpu.cross_entropy, gpu.cross_entropy)
     return body(x, labels, ignored, divisor, work)
 
 
-def cross_entropy_backward(like: Array, kept: Kept, weight: float, work: Workspace) -> Array:
+def cross_entropy_backward(like: Array, saved: Kept, weight: float, work: Workspace) -> Array:
     """`weight` times the gradient by the scores; `like` is any array on their device."""
-    body = pick(like, on_host.cross_entropy_backward, in_kernels.cross_entropy_backward)
-    return body(kept, weight, work)
+    body = pick(like, cpu.cross_entropy_backward, gpu.cross_entropy_backward)
+    return body(saved, weight, work)
 
 
 def accuracy(
@@ -55,7 +55,7 @@ def accuracy(
 
     A class with the same score as the true one counts as better.
     """
-    body = pick(scores, on_host.accuracy, in_kernels.accuracy)
+    body = pick(scores, cpu.accuracy, gpu.accuracy)
     return body(scores, labels, ignored, top_k, work)
 
 
@@ -63,5 +63,5 @@ def class_accuracies(
     scores: Array, labels: Labels, ignored: int | None, top_k: int, work: Workspace
 ) -> Array:
     """`accuracy` by true class: (classes,), 0 for a class without rows."""
-    body = pick(scores, on_host.class_accuracies, in_kernels.class_accuracies)
+    body = pick(scores, cpu.class_accuracies, gpu.class_accuracies)
     return body(scores, labels, ignored, top_k, work)

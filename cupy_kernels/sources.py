@@ -34,7 +34,7 @@ def text(name: str) -> str:
 
 def expand(source: str, name: str = "kernel.cu") -> str:
     """`source` with each of our headers inserted where it is first included."""
-    return "\n".join(_expanded(source, name, set())) + "\n"
+    return "\n".join(_expand(source, name, set())) + "\n"
 
 
 def kernel_names(source: str) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ def kernel_names(source: str) -> tuple[str, ...]:
     return tuple(_KERNEL.findall(source))
 
 
-def _expanded(source: str, name: str, seen: set[str]) -> list[str]:
+def _expand(source: str, name: str, seen: set[str]) -> list[str]:
     lines = [f'#line 1 "{name}"']
     for number, line in enumerate(source.splitlines(), 1):
         included = _INCLUDE.match(line)
@@ -52,7 +52,7 @@ def _expanded(source: str, name: str, seen: set[str]) -> list[str]:
         header = included[1]
         if header not in seen:
             seen.add(header)
-            lines += _expanded(_read(header), header, seen)
+            lines += _expand(_read(header), header, seen)
         lines.append(f'#line {number + 1} "{name}"')
     return lines
 

@@ -15,7 +15,7 @@ Doubles = NDArray[np.float64]
 Slots = tuple[Doubles, ...]
 
 
-def decayed(grad: Doubles, weights: Doubles, decay: float, l1: bool) -> Doubles:
+def add_decay(grad: Doubles, weights: Doubles, decay: float, l1: bool) -> Doubles:
     """The gradient of loss + decay * penalty: half the sum of squares, or of absolute values."""
     return grad + decay * (np.sign(weights) if l1 else weights)
 
@@ -148,7 +148,7 @@ def dc_asgd_adaptive(
     strength: float,
     delta: float,
 ) -> tuple[Doubles, Slots]:
-    """Its strength falls with the running mean of the gradient's square (ibid.)."""
+    """Delay compensation; its strength falls with the mean of the gradient's square (ibid.)."""
     square = mean * slots[1] + (1 - mean) * grad**2
     pull: Doubles = strength / np.sqrt(square + delta)
     new = weights - rate * (grad + pull * grad**2 * (weights - slots[0]))

@@ -63,7 +63,7 @@ def apply(
     update = loops.UPDATES[rule]
     if loops.COMPILED:
         # Received frames are read-only and arenas are not; views let numba compile only once.
-        w, g = _frozen(weights), _frozen(gradient)
+        w, g = _freeze(weights), _freeze(gradient)
         update.loop(w, g, slots, out, runs, constants)
     else:
         with np.errstate(all="ignore"):
@@ -78,12 +78,12 @@ def _loops() -> ModuleType:
     return update_loops
 
 
-def runs_on(place: Backend, rule: str) -> bool:
-    """Whether `apply` supports the rule on this backend: a device needs a kernel for it."""
+def runs_on(backend: Backend, rule: str) -> bool:
+    """Return whether `apply` supports the rule on this backend: a device needs a kernel for it."""
     from cupy_kernels.cpu import updates as update_loops
     from cupy_kernels.gpu import updates as update_kernels
 
-    return update_kernels.has_kernel(rule) if place.runs_kernels else rule in update_loops.UPDATES
+    return update_kernels.has_kernel(rule) if backend.runs_kernels else rule in update_loops.UPDATES
 
 
 def engine() -> Literal["numba", "numpy"]:
@@ -101,7 +101,7 @@ def compiles_first(net: bool) -> bool:
     from cupy_kernels.cpu import loops
     from cupy_kernels.cpu import updates as update_loops
 
-    ready = update_loops.is_cached(update_loops.decayed)
+    ready = update_loops.is_cached(update_loops.add_decay)
     return not (ready and (not net or update_loops.is_cached(loops.finish)))
 
 
@@ -134,7 +134,7 @@ def sgd_measured(weights: Floats, gradient: Floats, out: Floats, runs: Runs) -> 
     loops = _loops()
     if loops.COMPILED:
         if gradient.flags.writeable:  # the loop is compiled for arrays that are not
-            gradient = _frozen(gradient)
+            gradient = _freeze(gradient)
         # `runs` is passed as arrays: unpacking the struct costs as much as a small update.
         return float(loops.sgd_measured(weights, gradient, out, runs.bounds, runs.rates))
     apply("sgd", weights, gradient, (), out, runs, ())
@@ -165,7 +165,7 @@ def _apply_blocks(
 ) -> None:
     from cupy_kernels.cpu import updates as update_loops
 
-    decayed = update_loops.plain(update_loops.decayed)
+    decayed = update_loops.plain(update_loops.add_decay)
     for (start, stop), rate, decay in zip(*runs[:3], strict=True):
         for low in range(start, stop, BLOCK):
             part = slice(low, min(low + BLOCK, stop))
@@ -177,7 +177,7 @@ def _apply_blocks(
                 array[part] = values
 
 
-def _frozen(array: Floats) -> Floats:
+def _freeze(array: Floats) -> Floats:
     view = array.view()
     view.flags.writeable = False
     return view

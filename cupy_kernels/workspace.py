@@ -36,15 +36,15 @@ class Workspace:
         self, role: str, shape: tuple[int, ...], dtype: DTypeLike, like: AnyArray | None = None
     ) -> NDArray[Any]:
         """Like `take`, of any dtype; one role keeps one dtype."""
-        if like is None or (place := backend_of(like)) == HOST:
+        if like is None or (backend := backend_of(like)) == HOST:
             return self._pool.take(shape, dtype)
         size = prod(shape)
-        held = self._memory.get(role)
-        if held is None or held.size < size or backend_of(held) != place:
-            held = place.empty((size,), dtype)
-            self._memory[role] = held
-        assert held.dtype == dtype, f"role {role} holds {held.dtype}, asked for {dtype}"
-        return held[:size].reshape(shape)
+        memory = self._memory.get(role)
+        if memory is None or memory.size < size or backend_of(memory) != backend:
+            memory = backend.empty((size,), dtype)
+            self._memory[role] = memory
+        assert memory.dtype == dtype, f"role {role} holds {memory.dtype}, asked for {dtype}"
+        return memory[:size].reshape(shape)
 
     def zeros(self, role: str, shape: tuple[int, ...], like: AnyArray | None = None) -> Array:
         """Like `take`, filled with zeros."""

@@ -86,7 +86,7 @@ class DensePart:
         else:
             gradient = self._decoded.take()
             payloads.decode(part.kind, payload, gradient)
-        return gradient if self._on_host else backends.copied(gradient, self._backend)
+        return gradient if self._on_host else backends.copy_to(gradient, self._backend)
 
     def measure(self, gradient: Floats) -> float:
         """The squared norm of a gradient; infinite or NaN if one of its values is."""
@@ -175,7 +175,7 @@ class DensePart:
             past_names(len(earlier)), [version[self._where] for version in earlier], strict=True
         )
         if not self._on_host:
-            arrays = {name: backends.copied(array, HOST) for name, array in arrays.items()}
+            arrays = {name: backends.copy_to(array, HOST) for name, array in arrays.items()}
         return {WEIGHTS: weights[self._where], **arrays}
 
     def check_state(self, arrays: Arrays) -> None:
@@ -205,7 +205,7 @@ class DensePart:
                 backends.copy(arrays[name], version[self._where])
         zeros = np.zeros(self.size, np.float32)
         names = self._slot_names
-        self._slots = [backends.copied(arrays.get(name, zeros), self._backend) for name in names]
+        self._slots = [backends.copy_to(arrays.get(name, zeros), self._backend) for name in names]
         self._spare, self._moved = [], 0
         self._encoded.forget()
 

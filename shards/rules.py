@@ -105,7 +105,7 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
         if self.versions:
             # The formula writes into this slot, so it is given a copy.
             slots = (
-                backends.copied(weights if read is None else read, backend_of(weights)),
+                backends.copy_to(weights if read is None else read, backend_of(weights)),
                 *slots,
             )
         name = str(self.__struct_config__.tag)

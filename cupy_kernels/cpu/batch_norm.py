@@ -15,17 +15,17 @@ def statistics(
     mean, variance = _moments(rows)
     if running is not None:
         unbiased = variance * (len(rows) / max(len(rows) - 1, 1))
-        for kept, new in zip(running[:3], (mean, unbiased, 1.0), strict=True):
-            kept *= np.float32(running.fraction)
-            kept += np.asarray(new, np.float32)
-    return _given(mean, variance, epsilon, work)
+        for average, new in zip(running[:3], (mean, unbiased, 1.0), strict=True):
+            average *= np.float32(running.fraction)
+            average += np.asarray(new, np.float32)
+    return _store_statistics(mean, variance, epsilon, work)
 
 
 def running_statistics(
     running: RunningStatistics, epsilon: float, work: Workspace
 ) -> tuple[Array, Array]:
     factor = 1 / running.factor[0] if running.factor[0] else np.float32(0)
-    return _given(factor * running.mean, factor * running.variance, epsilon, work)
+    return _store_statistics(factor * running.mean, factor * running.variance, epsilon, work)
 
 
 def forward(
@@ -59,8 +59,8 @@ def backward(
     dshift: Array | None,
     work: Workspace,
 ) -> Array:
-    rows, given, dx = _rows(x), _rows(dy), work.take("dx", x.shape)
-    scale_sum, shift_sum = _normal_sums(given, rows, mean, deviate)
+    rows, gradients, dx = _rows(x), _rows(dy), work.take("dx", x.shape)
+    scale_sum, shift_sum = _normal_sums(gradients, rows, mean, deviate)
     for asked, total in ((dscale, scale_sum), (dshift, shift_sum)):
         if asked is not None:
             asked[...] = total
@@ -68,7 +68,7 @@ def backward(
     count = np.float32(len(rows))
     ahead, along = shift_sum / count, scale_sum / count * deviate
     if loops.COMPILED:
-        loops.normal_gradient(given, rows, mean, factors, (ahead, along), _rows(dx))
+        loops.normal_gradient(gradients, rows, mean, factors, (ahead, along), _rows(dx))
         return dx
     np.subtract(x, mean, out=dx)
     dx *= along
@@ -104,7 +104,7 @@ def _normal_sums(dy: Array, x: Array, mean: Array, deviate: Array) -> tuple[Arra
     return products.astype(np.float32), sums.astype(np.float32)
 
 
-def _given(
+def _store_statistics(
     mean: np.ndarray, variance: np.ndarray, epsilon: float, work: Workspace
 ) -> tuple[Array, Array]:
     into, deviate = work.take("mean", mean.shape), work.take("deviate", mean.shape)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.codecs_numpy import BLOCK, EACH, LANES, LEAST_NORMAL
-from cupy_kernels.cpu.updates import COMPILED, compiled
+from cupy_kernels.cpu.updates import COMPILED, compile_loop
 
 Array = Any  # numba infers the loops' types, not these annotations
 
@@ -21,7 +21,7 @@ MAGNITUDE = np.uint32(0x7FFFFFFF)
 ONE, ZERO = np.float32(1), np.float32(0)
 
 
-@compiled
+@compile_loop
 def _load(g: Array, error: Array, factor: Any, v: Array) -> None:
     """v = factor * g + error, padded with zeros."""
     for i in range(len(g)):
@@ -30,14 +30,14 @@ def _load(g: Array, error: Array, factor: Any, v: Array) -> None:
         v[i] = ZERO
 
 
-@compiled
-def _codes(v: Array, bits: Array, one: Array, levels: int, codes: Array, error: Array) -> Any:
+@compile_loop
+def _codes(v: Array, bits: Array, word: Array, levels: int, codes: Array, error: Array) -> Any:
     """Write the codes and the error of a block; returns its scale."""
     most = np.int32(0)
     for i in range(BLOCK):
         most = max(most, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
-    one[0] = most
-    scale = one.view(np.float32)[0] / np.float32(levels)
+    word[0] = most
+    scale = word.view(np.float32)[0] / np.float32(levels)
     if scale < LEAST_NORMAL:
         scale = ZERO
     step = scale if scale > ZERO else ONE
@@ -50,30 +50,30 @@ def _codes(v: Array, bits: Array, one: Array, levels: int, codes: Array, error: 
     return scale
 
 
-@compiled
+@compile_loop
 def quantise_int8(g: Array, error: Array, q: Array, scales: Array, factor: Any) -> None:
-    v, one = np.empty(BLOCK, np.float32), np.empty(1, np.int32)
+    v, word = np.empty(BLOCK, np.float32), np.empty(1, np.int32)
     bits, codes = v.view(np.int32), q.view(np.int8)
     for block in range(len(scales)):
         part = slice(block * BLOCK, (block + 1) * BLOCK)
         _load(g[part], error[part], factor, v)
-        scales[block] = _codes(v, bits, one, 127, codes[part], error[part])
+        scales[block] = _codes(v, bits, word, 127, codes[part], error[part])
 
 
-@compiled
+@compile_loop
 def quantise_int4(g: Array, error: Array, q: Array, scales: Array, factor: Any) -> None:
-    v, one = np.empty(BLOCK, np.float32), np.empty(1, np.int32)
+    v, word = np.empty(BLOCK, np.float32), np.empty(1, np.int32)
     bits, codes = v.view(np.int32), np.empty(BLOCK, np.int8)
     for block in range(len(scales)):
         part = slice(block * BLOCK, (block + 1) * BLOCK)
         _load(g[part], error[part], factor, v)
-        scales[block] = _codes(v, bits, one, 7, codes, error[part])
+        scales[block] = _codes(v, bits, word, 7, codes, error[part])
         pairs = q[block * BLOCK // 2 : (block + 1) * BLOCK // 2]
         for i in range(BLOCK // 2):
             pairs[i] = np.uint8(codes[2 * i] + 8) | np.uint8(codes[2 * i + 1] + 8) << 4
 
 
-@compiled
+@compile_loop
 def quantise_sign(g: Array, error: Array, q: Array, scales: Array, factor: Any) -> None:
     v, sums = np.empty(BLOCK, np.float32), np.empty(LANES, np.float32)
     for block in range(len(scales)):
@@ -104,17 +104,17 @@ def quantise_sign(g: Array, error: Array, q: Array, scales: Array, factor: Any) 
             signs[lane] = byte
 
 
-@compiled
+@compile_loop
 def dequantise_int8(q: Array, scales: Array, y: Array) -> None:
     codes = q.view(np.int8)
     for block in range(len(scales)):
         part = slice(block * BLOCK, (block + 1) * BLOCK)
-        own, out, scale = codes[part], y[part], scales[block]
+        block_codes, out, scale = codes[part], y[part], scales[block]
         for i in range(len(out)):
-            out[i] = np.float32(own[i]) * scale
+            out[i] = np.float32(block_codes[i]) * scale
 
 
-@compiled
+@compile_loop
 def dequantise_int4(q: Array, scales: Array, y: Array) -> None:
     for block in range(len(scales)):
         pairs = q[block * BLOCK // 2 : (block + 1) * BLOCK // 2]
@@ -126,7 +126,7 @@ def dequantise_int4(q: Array, scales: Array, y: Array) -> None:
             out[len(out) - 1] = np.float32(np.int32(pairs[len(out) // 2] & 15) - 8) * scale
 
 
-@compiled
+@compile_loop
 def dequantise_sign(q: Array, scales: Array, y: Array) -> None:
     whole, bits, sizes = np.empty(BLOCK, np.uint32), y.view(np.uint32), scales.view(np.uint32)
     for block in range(len(scales)):
@@ -139,7 +139,7 @@ def dequantise_sign(q: Array, scales: Array, y: Array) -> None:
         out[:] = whole[: len(out)]
 
 
-@compiled
+@compile_loop
 def _bf16(bits: Any) -> Any:
     """The nearest bf16, ties to even; values beyond the largest are clipped to it."""
     rounded = np.uint32(bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)))
@@ -148,7 +148,7 @@ def _bf16(bits: Any) -> Any:
     return np.uint32(rounded & np.uint32(0xFFFF0000))
 
 
-@compiled
+@compile_loop
 def _fp16(bits: Any) -> Any:
     sign, rest = bits >> np.uint32(16) & np.uint32(0x8000), bits & MAGNITUDE
     if rest >= np.uint32(0x477FE000):
@@ -160,7 +160,7 @@ def _fp16(bits: Any) -> Any:
     return np.uint32(sign | half >> np.uint32(13))
 
 
-@compiled
+@compile_loop
 def _from_fp16(half: Any) -> Any:
     """The bits of the float32 that an fp16 encodes."""
     sign, rest = (half & np.uint32(0x8000)) << np.uint32(16), half & np.uint32(0x7FFF)
@@ -172,25 +172,25 @@ def _from_fp16(half: Any) -> Any:
 # Conversions between floats and their bits go through a small buffer with views of both types.
 
 
-@compiled
+@compile_loop
 def cast_bf16(g: Array, error: Array, q: Array, factor: Any) -> None:
     v, back = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    bits, kept = v.view(np.uint32), back.view(np.uint32)
+    bits, stored = v.view(np.uint32), back.view(np.uint32)
     for start in range(0, len(g), BLOCK):
         part = slice(start, start + BLOCK)
         rest, out = error[part], q[part]
         _load(g[part], rest, factor, v)
         for i in range(len(rest)):
-            kept[i] = _bf16(bits[i])
+            stored[i] = _bf16(bits[i])
         for i in range(len(rest)):
-            out[i] = kept[i] >> np.uint32(16)
+            out[i] = stored[i] >> np.uint32(16)
             rest[i] = v[i] - back[i]
 
 
-@compiled
+@compile_loop
 def cast_fp16(g: Array, error: Array, q: Array, factor: Any) -> None:
     v, back = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    bits, kept = v.view(np.uint32), back.view(np.uint32)
+    bits, stored = v.view(np.uint32), back.view(np.uint32)
     for start in range(0, len(g), BLOCK):
         part = slice(start, start + BLOCK)
         rest, out = error[part], q[part]
@@ -198,12 +198,12 @@ def cast_fp16(g: Array, error: Array, q: Array, factor: Any) -> None:
         for i in range(len(rest)):
             half = _fp16(bits[i])
             out[i] = half
-            kept[i] = _from_fp16(half)
+            stored[i] = _from_fp16(half)
         for i in range(len(rest)):
             rest[i] = v[i] - back[i]
 
 
-@compiled
+@compile_loop
 def plain_bf16(x: Array, q: Array) -> None:
     """`cast_bf16` without keeping an error."""
     bits = x.view(np.uint32)
@@ -211,34 +211,34 @@ def plain_bf16(x: Array, q: Array) -> None:
         q[i] = _bf16(bits[i]) >> np.uint32(16)
 
 
-@compiled
+@compile_loop
 def plain_fp16(x: Array, q: Array) -> None:
     bits = x.view(np.uint32)
     for i in range(len(bits)):
         q[i] = _fp16(bits[i])
 
 
-@compiled
+@compile_loop
 def uncast_bf16(q: Array, y: Array) -> None:
     bits = y.view(np.uint32)
     for i in range(len(bits)):
         bits[i] = np.uint32(q[i]) << np.uint32(16)
 
 
-@compiled
+@compile_loop
 def uncast_fp16(q: Array, y: Array) -> None:
     bits = y.view(np.uint32)
     for i in range(len(bits)):
         bits[i] = _from_fp16(np.uint32(q[i]))
 
 
-@compiled
+@compile_loop
 def accumulate_plain(g: Array, v: Array, factor: Any) -> None:
     for i in range(len(v)):
         v[i] += factor * g[i]
 
 
-@compiled
+@compile_loop
 def accumulate_momentum(g: Array, u: Array, v: Array, mu: Any, factor: Any) -> None:
     for i in range(len(v)):
         new = factor * g[i] + mu * u[i]
@@ -246,31 +246,31 @@ def accumulate_momentum(g: Array, u: Array, v: Array, mu: Any, factor: Any) -> N
         v[i] += new
 
 
-@compiled
+@compile_loop
 def magnitude(v: Array, count: int) -> Any:
     """The `count`-th largest magnitude: counting finds its upper 16 bits, then its lower ones."""
     bits = v.view(np.uint32)
-    found, left = np.empty(1, np.uint32), count
+    magnitude_bits, remaining = np.empty(1, np.uint32), count
     highs = np.zeros(1 << 15, np.int64)
     for i in range(len(bits)):
         highs[(bits[i] & MAGNITUDE) >> np.uint32(16)] += 1
     high = len(highs) - 1
-    while highs[high] < left:
-        left -= highs[high]
+    while highs[high] < remaining:
+        remaining -= highs[high]
         high -= 1
     lows = np.zeros(1 << 16, np.int64)
     for i in range(len(bits)):
         if (bits[i] & MAGNITUDE) >> np.uint32(16) == high:
             lows[bits[i] & np.uint32(0xFFFF)] += 1
     low = len(lows) - 1
-    while lows[low] < left:
-        left -= lows[low]
+    while lows[low] < remaining:
+        remaining -= lows[low]
         low -= 1
-    found[0] = high << 16 | low
-    return found.view(np.float32)[0]
+    magnitude_bits[0] = high << 16 | low
+    return magnitude_bits.view(np.float32)[0]
 
 
-@compiled
+@compile_loop
 def count_above(v: Array, tau: Any) -> int:
     count = 0
     for i in range(len(v)):
@@ -278,7 +278,7 @@ def count_above(v: Array, tau: Any) -> int:
     return count
 
 
-@compiled
+@compile_loop
 def take_above(u: Array, v: Array, tau: Any, indices: Array, values: Array) -> None:
     """Fill `indices` and `values` with the first |v| > tau; zero u (which may be empty) and v."""
     at = 0

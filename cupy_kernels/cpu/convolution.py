@@ -57,21 +57,21 @@ def forward(
     out = len(weight)
     y = work.take("y", (len(x), *shape.output(*x.shape[1:3]), out))
     kernels = [np.ascontiguousarray(rows.T) for rows in _kernels(weight, shape)]
-    for block, windows in _unrolled(x, y.shape, shape, work):
-        place, each = block.of(y), out // shape.group
-        rows = place.reshape(-1, out)  # a copy, unless the block is one run of memory
+    for block, windows in _unroll_blocks(x, y.shape, shape, work):
+        output, channels = block.of(y), out // shape.group
+        rows = output.reshape(-1, out)  # a copy, unless the block is one run of memory
         for g, kernel in enumerate(kernels):
             seen = kernel[_rows(block, kernel.shape[0], shape)]
-            _multiply(windows[g], seen, rows[:, g * each : (g + 1) * each])
+            _multiply(windows[g], seen, rows[:, g * channels : (g + 1) * channels])
         _finish(rows, bias, relu)
-        if not place.flags.c_contiguous:
-            np.copyto(place, rows.reshape(place.shape))
+        if not output.flags.c_contiguous:
+            np.copyto(output, rows.reshape(output.shape))
     return y, (x,)
 
 
 def backward(
     dy: Array,
-    kept: Kept,
+    saved: Kept,
     x_shape: tuple[int, ...],
     weight: Array,
     dweight: Array | None,
@@ -79,7 +79,7 @@ def backward(
     shape: Convolution,
     work: Workspace,
     *,
-    wanted: bool,
+    needs_dx: bool,
 ) -> Array | None:
     n, oh, ow, out = dy.shape
     if dbias is not None:
@@ -88,30 +88,30 @@ def backward(
         np.sum(lines.reshape(ow, out), axis=0, out=dbias)
     if dweight is not None:
         kh, kw = shape.kernel
-        each = out // shape.group
-        total = work.zeros("dkernel", (shape.group, weight[0].size, each))
+        channels = out // shape.group
+        total = work.zeros("dkernel", (shape.group, weight[0].size, channels))
         memory = work.take("dpart", total[0].shape)
-        for block, windows in _unrolled(kept[0], dy.shape, shape, work):
+        for block, windows in _unroll_blocks(saved[0], dy.shape, shape, work):
             rows, seen = block.of(dy).reshape(-1, out), _rows(block, weight[0].size, shape)
             part = memory[seen]
             for g in range(shape.group):
-                _multiply(windows[g].T, rows[:, g * each : (g + 1) * each], part)
+                _multiply(windows[g].T, rows[:, g * channels : (g + 1) * channels], part)
                 np.add(total[g, seen], part, out=total[g, seen])
-        kernels = total.reshape(shape.group, kh, kw, -1, each).transpose(0, 4, 3, 1, 2)
+        kernels = total.reshape(shape.group, kh, kw, -1, channels).transpose(0, 4, 3, 1, 2)
         np.copyto(dweight.reshape(kernels.shape), kernels)
-    return transposed(dy, x_shape, weight, shape, work) if wanted else None
+    return transpose(dy, x_shape, weight, shape, work) if needs_dx else None
 
 
-def transposed(
+def transpose(
     y: Array, x_shape: tuple[int, ...], weight: Array, shape: Convolution, work: Workspace
 ) -> Array:
-    out, each = y.shape[-1] // shape.group, x_shape[-1] // shape.group
+    out, channels = y.shape[-1] // shape.group, x_shape[-1] // shape.group
     kernels = _kernels(weight, shape)
     if _copies_nothing(shape):
         x = work.take("dx", x_shape)
         rows, into = y.reshape(-1, y.shape[-1]), x.reshape(-1, x_shape[-1])
         for g, kernel in enumerate(kernels):
-            part = into[:, g * each : (g + 1) * each]
+            part = into[:, g * channels : (g + 1) * channels]
             _multiply(rows[:, g * out : (g + 1) * out], kernel, part)
         return x
     x, size = work.zeros("dx", x_shape), kernels[0].shape[1]
@@ -122,7 +122,7 @@ def transposed(
         for g, kernel in enumerate(kernels):
             columns = _columns(memory, len(rows), seen)
             _multiply(rows[:, g * out : (g + 1) * out], kernel[:, seen], columns)
-            _fold(columns, x, g * each, block, shape)
+            _fold(columns, x, g * channels, block, shape)
     return x
 
 
@@ -134,10 +134,12 @@ def _multiply(a: Array, b: Array, out: Array) -> None:
 
 
 @lru_cache(256)
-def _parts(rows: int, each: int) -> int:
-    """The fewest equal parts of rows with `each` multiplications that are small; 1 if too thin."""
+def _parts(rows: int, multiplications: int) -> int:
+    """The fewest equal parts of rows, each of few `multiplications`; 1 if they were too thin."""
     thin = max(1, rows // _FEWEST)
-    small = (n for n in range(1, thin + 1) if rows % n == 0 and rows // n * each <= _SMALL)
+    small = (
+        n for n in range(1, thin + 1) if rows % n == 0 and rows // n * multiplications <= _SMALL
+    )
     return next(small, 1)
 
 
@@ -157,24 +159,24 @@ def _kernels(weight: Array, shape: Convolution) -> list[Array]:
     return np.split(rows, shape.group)
 
 
-def _unrolled(
+def _unroll_blocks(
     x: Array, y_shape: tuple[int, ...], shape: Convolution, work: Workspace
 ) -> Iterator[tuple[_Block, list[Array]]]:
     """Each block of the output, and for each group its windows: (rows, taps*kw*c/group).
 
     The windows are valid until the next block.
     """
-    each = x.shape[-1] // shape.group
+    channels = x.shape[-1] // shape.group
     if _copies_nothing(shape):
         rows = x.reshape(-1, x.shape[-1])
         whole = _Block(slice(0, len(x)), (0, y_shape[1]), (0, 1))
-        yield whole, [rows[:, g * each : (g + 1) * each] for g in range(shape.group)]
+        yield whole, [rows[:, g * channels : (g + 1) * channels] for g in range(shape.group)]
         return
-    size = shape.kernel[0] * shape.kernel[1] * each
+    size = shape.kernel[0] * shape.kernel[1] * channels
     blocks = _blocks(y_shape, x.shape[1], shape, size * shape.group)
     memory = _memory(blocks, y_shape[2], size * shape.group, shape, work)
-    if shape.kernel[1] * each < _SHORT and shape.stride == (1, 1) and shape.group == 1:
-        yield from _transposed_windows(x, y_shape[2], blocks, shape, memory, work)
+    if shape.kernel[1] * channels < _SHORT and shape.stride == (1, 1) and shape.group == 1:
+        yield from _transpose_windows(x, y_shape[2], blocks, shape, memory, work)
         return
     for block in blocks:
         seen = _rows(block, size, shape)
@@ -182,11 +184,11 @@ def _unrolled(
         columns = _columns(memory, shape.group * count, seen)
         windows = np.split(columns, shape.group)
         for g in range(shape.group):
-            _unroll(x, g * each, block, shape, windows[g])
+            _unroll(x, g * channels, block, shape, windows[g])
         yield block, windows
 
 
-def _transposed_windows(
+def _transpose_windows(
     x: Array,
     ow: int,
     blocks: list[_Block],
@@ -253,8 +255,8 @@ def _lines(block: _Block) -> int:
 
 def _rows(block: _Block, size: int, shape: Convolution) -> slice:
     """The part of a window of `size` floats that the block has."""
-    each = size // shape.kernel[0]
-    return slice(block.taps[0] * each, block.taps[1] * each)
+    tap_size = size // shape.kernel[0]
+    return slice(block.taps[0] * tap_size, block.taps[1] * tap_size)
 
 
 def _memory(blocks: list[_Block], ow: int, size: int, shape: Convolution, work: Workspace) -> Array:
@@ -297,8 +299,8 @@ def _windows(columns: Array, block: _Block, shape: Convolution) -> Array:
     """Rows as (n, lines, ow, taps, kw, channels)."""
     n, count = block.images.stop - block.images.start, block.lines[1] - block.lines[0]
     taps = block.taps[1] - block.taps[0]
-    each = columns.shape[1] // max(1, taps * shape.kernel[1])
-    return columns.reshape(n, count, len(columns) // (n * count), taps, shape.kernel[1], each)
+    channels = columns.shape[1] // max(1, taps * shape.kernel[1])
+    return columns.reshape(n, count, len(columns) // (n * count), taps, shape.kernel[1], channels)
 
 
 def _rule(block: _Block, shape: Convolution) -> loops.Rule:

@@ -29,26 +29,26 @@ def words(size: int, draw: RngKey) -> NDArray[np.uint32]:
     """One random word for each element."""
     seed, step, layer = draw.seed, int(draw.step), draw.layer
     key = (seed % WORD, (seed >> 32) % WORD)
-    found = np.empty((-(-size // 4), 4), np.uint32)
-    for start in range(0, len(found), _BLOCK):
-        part = found[start : start + _BLOCK]
+    random_words = np.empty((-(-size // 4), 4), np.uint32)
+    for start in range(0, len(random_words), _BLOCK):
+        part = random_words[start : start + _BLOCK]
         groups = np.arange(start, start + len(part), dtype=np.uint64)
         part[:] = philox((groups, (step >> 32) % WORD, step % WORD, layer % WORD), key)
-    return found.reshape(-1)[:size]
+    return random_words.reshape(-1)[:size]
 
 
 def forward(x: Array, ratio: float, draw: RngKey, work: Workspace) -> tuple[Array, Kept]:
     mask = work.take_as("mask", x.shape, np.bool_)
     np.greater_equal(words(x.size, draw), np.uint32(limit(ratio)), out=mask.reshape(-1))
     factor = np.float32(1.0 / (1.0 - ratio))
-    return _masked(x, mask, factor, work.take("y", x.shape)), (mask, factor)
+    return _apply_mask(x, mask, factor, work.take("y", x.shape)), (mask, factor)
 
 
-def backward(dy: Array, kept: Kept, work: Workspace) -> Array:
-    mask, factor = kept
-    return _masked(dy, mask, factor, work.take("dx", dy.shape))
+def backward(dy: Array, saved: Kept, work: Workspace) -> Array:
+    mask, factor = saved
+    return _apply_mask(dy, mask, factor, work.take("dx", dy.shape))
 
 
-def _masked(x: Array, mask: NDArray[np.bool_], factor: np.float32, out: Array) -> Array:
+def _apply_mask(x: Array, mask: NDArray[np.bool_], factor: np.float32, out: Array) -> Array:
     np.multiply(x, mask, out=out)
     return np.multiply(out, factor, out=out)

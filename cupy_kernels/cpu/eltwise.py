@@ -60,7 +60,7 @@ def maximum(parts: Sequence[Array], work: Workspace) -> tuple[Array, Kept]:
     return y, (origin,)
 
 
-def maximum_backward(dy: Array, kept: Kept, index: int, work: Workspace) -> Array:
+def maximum_backward(dy: Array, saved: Kept, index: int, work: Workspace) -> Array:
     dx = work.take(f"d{index}", dy.shape)
-    np.multiply(dy, kept[0] == index, out=dx)
+    np.multiply(dy, saved[0] == index, out=dx)
     return dx

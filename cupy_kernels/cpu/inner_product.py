@@ -33,13 +33,13 @@ def backward(
     work: Workspace,
     precision: Precision,  # noqa: ARG001  # as kernels take it
     *,
-    wanted: bool,
+    needs_dx: bool,
 ) -> Array | None:
     if dweight is not None:
         np.matmul(dy.T, x, out=dweight)
     if dbias is not None:
         np.sum(dy, axis=0, out=dbias)
-    if not wanted:
+    if not needs_dx:
         return None
     dx = work.take("dx", x.shape)
     np.matmul(dy, weight, out=dx)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.cpu.updates import COMPILED, compiled
+from cupy_kernels.cpu.updates import COMPILED, compile_loop
 
 Array = Any  # numba infers the loops' types, not these annotations
 Rule = tuple[int, ...]
@@ -18,20 +18,20 @@ __all__ = ["COMPILED"]
 _VECTOR = 16  # floats of the widest registers
 
 
-@compiled
+@compile_loop
 def _copy(source: Array, out: Array) -> None:
     # Indices from 0 alone are known not to be negative, and vectorise.
     for k in range(len(out)):
         out[k] = source[k]
 
 
-@compiled
+@compile_loop
 def _add(source: Array, out: Array) -> None:
     for k in range(len(out)):
         out[k] += source[k]
 
 
-@compiled
+@compile_loop
 def unroll(x: Array, first: int, rule: Rule, lines: tuple[int, int], columns: Array) -> None:
     """Copy the windows of output lines [start, stop) of each image, 0 left and right of the image.
 
@@ -40,9 +40,9 @@ def unroll(x: Array, first: int, rule: Rule, lines: tuple[int, int], columns: Ar
     """
     kh, kw, sh, sw, ph, pw, dh, dw = rule
     n, h, w, c = x.shape
-    ow, each = columns.shape[2], columns.shape[5]
+    ow, channels = columns.shape[2], columns.shape[5]
     source, out, line, run = x.reshape(-1), columns.reshape(-1), 0, kw * columns.shape[5]
-    long, step, dense = -(-run // _VECTOR) * _VECTOR, kh * run, dw == 1 and each == c
+    long, step, dense = -(-run // _VECTOR) * _VECTOR, kh * run, dw == 1 and channels == c
     wide, count = (w + 2 * pw) * c, (lines[1] - lines[0] - 1) * sh + (kh - 1) * dh + 1
     padded = np.zeros(count * wide + _VECTOR if pw and kh else 0, np.float32)
     for image in range(n if kh else 0):
@@ -65,37 +65,37 @@ def unroll(x: Array, first: int, rule: Rule, lines: tuple[int, int], columns: Ar
                         _copy(seen[near : near + length], out[spot : spot + length])
                         continue
                     for _ in range(kw):
-                        _copy(seen[near : near + each], out[spot : spot + each])
-                        spot, near = spot + each, near + dw * c
+                        _copy(seen[near : near + channels], out[spot : spot + channels])
+                        spot, near = spot + channels, near + dw * c
             line += ow * step
 
 
-@compiled
+@compile_loop
 def fold(columns: Array, first: int, rule: Rule, lines: tuple[int, int], x: Array) -> None:
     """Add each element of `columns` to the place in x that `unroll` copies it from."""
     kh, kw, sh, sw, ph, pw, dh, dw = rule
     n, h, w, c = x.shape
-    ow, each = columns.shape[2], columns.shape[5]
+    ow, channels = columns.shape[2], columns.shape[5]
     into, source, line, run = x.reshape(-1), columns.reshape(-1), 0, kw * columns.shape[5]
-    step, dense = kh * run, dw == 1 and each == c
+    step, dense = kh * run, dw == 1 and channels == c
     wide, count = (w + 2 * pw) * c, (lines[1] - lines[0] - 1) * sh + (kh - 1) * dh + 1
     padded = np.zeros(count * wide if pw and kh else 0, np.float32)
     for image in range(n if kh else 0):
         start = (image * h + lines[0] * sh - ph) * w * c
-        place = into[start:]
+        target = into[start:]
         if pw:
-            padded[:], place = 0, padded
+            padded[:], target = 0, padded
         for p in range(lines[1] - lines[0]):
             for i in range(kh):
                 at, tap = line + i * run, (p * sh + i * dh) * wide + first
                 for q in range(ow):
                     spot, near = at + q * step, tap + q * sw * c
                     if dense:
-                        _add(source[spot : spot + run], place[near : near + run])
+                        _add(source[spot : spot + run], target[near : near + run])
                         continue
                     for _ in range(kw):
-                        _add(source[spot : spot + each], place[near : near + each])
-                        spot, near = spot + each, near + dw * c
+                        _add(source[spot : spot + channels], target[near : near + channels])
+                        spot, near = spot + channels, near + dw * c
             line += ow * step
         if pw:
             for y in range(count):
@@ -103,7 +103,7 @@ def fold(columns: Array, first: int, rule: Rule, lines: tuple[int, int], x: Arra
                 _add(padded[off : off + w * c], into[to : to + w * c])
 
 
-@compiled
+@compile_loop
 def finish(rows: Array, bias: Array, relu: bool) -> None:
     """Add the bias, unless it is empty, to each row (..., channels); with `relu`, no negatives."""
     for r in range(len(rows)):
@@ -115,7 +115,7 @@ def finish(rows: Array, bias: Array, relu: bool) -> None:
                 row[k] = row[k] if not row[k] < 0 else np.float32(0)
 
 
-@compiled
+@compile_loop
 def max_pool(x: Array, rule: Rule, y: Array, where: Array) -> None:
     """The maxima, and their places in their windows; the first wins, and NaN against numbers."""
     kh, kw, sh, sw, ph, pw = rule
@@ -124,8 +124,8 @@ def max_pool(x: Array, rule: Rule, y: Array, where: Array) -> None:
     for image in range(n):
         for p in range(oh):
             for q in range(ow):
-                best, place, first = y[image, p, q], where[image, p, q], True
-                best[:], place[:] = -np.inf, 0
+                best, cells, first = y[image, p, q], where[image, p, q], True
+                best[:], cells[:] = -np.inf, 0
                 for i in range(max(0, ph - p * sh), min(kh, h + ph - p * sh)):
                     for j in range(max(0, pw - q * sw), min(kw, w + pw - q * sw)):
                         cell = where.dtype.type(i * kw + j)
@@ -133,15 +133,15 @@ def max_pool(x: Array, rule: Rule, y: Array, where: Array) -> None:
                         if first:
                             first = False
                             for k in range(c):
-                                best[k], place[k] = values[k], cell
+                                best[k], cells[k] = values[k], cell
                             continue
                         for k in range(c):
                             better = values[k] > best[k] or values[k] != values[k]
                             best[k] = values[k] if better else best[k]
-                            place[k] = cell if better else place[k]
+                            cells[k] = cell if better else cells[k]
 
 
-@compiled
+@compile_loop
 def max_pool_backward(dy: Array, where: Array, rule: Rule, dx: Array) -> None:
     """Add each gradient to dx at the place of its maximum."""
     kh, kw, sh, sw, ph, pw = rule
@@ -153,15 +153,15 @@ def max_pool_backward(dy: Array, where: Array, rule: Rule, dx: Array) -> None:
     for image in range(n):
         for p in range(oh):
             for q in range(ow):
-                given, place = dy[image, p, q], where[image, p, q]
+                gradients, cells = dy[image, p, q], where[image, p, q]
                 corner = ((image * h + p * sh - ph) * w + q * sw - pw) * c
                 for k in range(c):
-                    spot = corner + offsets[place[k]] + k
+                    spot = corner + offsets[cells[k]] + k
                     if 0 <= spot < len(into):  # a window outside of the image has no maximum
-                        into[spot] += given[k]
+                        into[spot] += gradients[k]
 
 
-@compiled
+@compile_loop
 def average_pool(x: Array, rule: Rule, shares: Array, y: Array) -> None:
     """y += the windows' sums, then times each window's share (oh, ow)."""
     kh, kw, sh, sw, ph, pw = rule
@@ -178,7 +178,7 @@ def average_pool(x: Array, rule: Rule, shares: Array, y: Array) -> None:
                     total[k] *= share
 
 
-@compiled
+@compile_loop
 def average_pool_backward(dy: Array, rule: Rule, shares: Array, dx: Array) -> None:
     """Add each gradient, times its window's share, to every place of its window."""
     kh, kw, sh, sw, ph, pw = rule
@@ -187,22 +187,22 @@ def average_pool_backward(dy: Array, rule: Rule, shares: Array, dx: Array) -> No
     for image in range(n):
         for p in range(oh):
             for q in range(ow):
-                given, share = dy[image, p, q], shares[p, q]
+                gradients, share = dy[image, p, q], shares[p, q]
                 for i in range(max(0, ph - p * sh), min(kh, h + ph - p * sh)):
                     for j in range(max(0, pw - q * sw), min(kw, w + pw - q * sw)):
                         into = dx[image, p * sh - ph + i, q * sw - pw + j]
                         for k in range(c):
-                            into[k] += given[k] * share
+                            into[k] += gradients[k] * share
 
 
-@compiled
+@compile_loop
 def relu_backward(dy: Array, x: Array, slope: Any, dx: Array) -> None:
     """dy where x is above 0, slope * dy elsewhere; all flat."""
     for k in range(len(dx)):
         dx[k] = dy[k] if x[k] > 0 else slope * dy[k]
 
 
-@compiled
+@compile_loop
 def moments(x: Array, sums: Array, squares: Array) -> None:
     """The columns' sums, and sums of squares, of x minus its first row, in float64.
 
@@ -223,7 +223,7 @@ def moments(x: Array, sums: Array, squares: Array) -> None:
             squares[k] += far[k]
 
 
-@compiled
+@compile_loop
 def normalise(x: Array, mean: Array, factors: Array, shift: Array, y: Array) -> None:
     """(x - mean) * factors + shift, each (channels,), for rows x."""
     for r in range(len(x)):
@@ -232,7 +232,7 @@ def normalise(x: Array, mean: Array, factors: Array, shift: Array, y: Array) -> 
             out[k] = (row[k] - mean[k]) * factors[k] + shift[k]
 
 
-@compiled
+@compile_loop
 def normal_sums(
     dy: Array, x: Array, mean: Array, deviate: Array, sums: Array, products: Array
 ) -> None:
@@ -242,28 +242,28 @@ def normal_sums(
     for start in range(0, len(x), 64):
         near[:], far[:] = 0, 0
         for r in range(start, min(start + 64, len(x))):
-            row, given = x[r], dy[r]
+            row, gradients = x[r], dy[r]
             for k in range(channels):
-                near[k] += given[k]
-                far[k] += given[k] * ((row[k] - mean[k]) * deviate[k])
+                near[k] += gradients[k]
+                far[k] += gradients[k] * ((row[k] - mean[k]) * deviate[k])
         for k in range(channels):
             sums[k] += near[k]
             products[k] += far[k]
 
 
-@compiled
+@compile_loop
 def normal_gradient(
     dy: Array, x: Array, mean: Array, factors: Array, shares: tuple[Array, Array], dx: Array
 ) -> None:
     """factors * (dy - shares[0] - (x - mean) * shares[1])."""
     ahead, along = shares
     for r in range(len(x)):
-        row, given, out = x[r], dy[r], dx[r]
+        row, gradients, out = x[r], dy[r], dx[r]
         for k in range(len(row)):
-            out[k] = factors[k] * (given[k] - ahead[k] - (row[k] - mean[k]) * along[k])
+            out[k] = factors[k] * (gradients[k] - ahead[k] - (row[k] - mean[k]) * along[k])
 
 
-@compiled
+@compile_loop
 def _lrn_scale(row: Array, half: int, factor: Any, constant: Any, scale: Array) -> None:
     """scale = constant + factor * the sum of squares over the 2*half + 1 channels around each."""
     _window_sums(row, row, half, scale)
@@ -271,7 +271,7 @@ def _lrn_scale(row: Array, half: int, factor: Any, constant: Any, scale: Array) 
         scale[k] = constant + factor * scale[k]
 
 
-@compiled
+@compile_loop
 def _window_sums(a: Array, b: Array, half: int, sums: Array) -> None:
     c = len(a)
     for k in range(c):
@@ -285,8 +285,8 @@ def _window_sums(a: Array, b: Array, half: int, sums: Array) -> None:
             high[k] += a_low[k] * b_low[k]
 
 
-@compiled
-def _raised(scale: Array, beta: Any, out: Array) -> None:
+@compile_loop
+def _raise_power(scale: Array, beta: Any, out: Array) -> None:
     """scale^-beta, for beta 0.75 by two roots, which are faster than a power."""
     if beta == np.float32(0.75):
         for k in range(len(scale)):
@@ -297,23 +297,23 @@ def _raised(scale: Array, beta: Any, out: Array) -> None:
             out[k] = scale[k] ** -beta
 
 
-@compiled
+@compile_loop
 def lrn(x: Array, half: int, factor: Any, constant: Any, beta: Any, y: Array) -> None:
     """Local response normalisation across the columns of x."""
     scale = np.empty(x.shape[1], np.float32)
     for r in range(len(x)):
         row, out = x[r], y[r]
         _lrn_scale(row, half, factor, constant, scale)
-        _raised(scale, beta, out)
+        _raise_power(scale, beta, out)
         for k in range(len(row)):
             out[k] *= row[k]
 
 
-@compiled
+@compile_loop
 def lrn_backward(
     dy: Array, x: Array, half: int, factor: Any, constant: Any, beta: Any, dx: Array
 ) -> None:
-    """Its gradient; the scales are computed again."""
+    """The gradient of `lrn`; the scales are computed again."""
     channels = x.shape[1]
     scale, ratios, sums = (
         np.empty(channels, np.float32),
@@ -322,11 +322,11 @@ def lrn_backward(
     )
     double = np.float32(2) * factor * beta
     for r in range(len(x)):
-        row, given, out = x[r], dy[r], dx[r]
+        row, gradients, out = x[r], dy[r], dx[r]
         _lrn_scale(row, half, factor, constant, scale)
-        _raised(scale, beta, out)
+        _raise_power(scale, beta, out)
         for k in range(channels):
-            out[k] *= given[k]
+            out[k] *= gradients[k]
             ratios[k] = row[k] / scale[k]
         _window_sums(out, ratios, half, sums)
         for k in range(channels):

@@ -9,15 +9,15 @@ from cupy_kernels.workspace import Workspace
 
 
 def by_class(rule: int, x: Array, labels: Labels, work: Workspace) -> tuple[AnyArray, Array]:
-    rows, own = len(x), (np.arange(len(x)), labels)
+    rows, true_cells = len(x), (np.arange(len(x)), labels)
     dx = work.take("dx", x.shape)
     if rule == LOGARITHM:
-        true = np.maximum(x[own].astype(np.float64), LEAST_PROBABILITY)
+        true = np.maximum(x[true_cells].astype(np.float64), LEAST_PROBABILITY)
         dx.fill(0.0)
-        dx[own] = -1 / true / rows
+        dx[true_cells] = -1 / true / rows
         return np.asarray(-np.log(true).mean()), dx
     sign = np.ones_like(x)
-    sign[own] = -1
+    sign[true_cells] = -1
     margin = np.maximum(0, 1 + sign * x)
     slope = 2 * margin if rule == SQUARED_HINGE else np.sign(margin)
     np.multiply(sign, slope / np.float32(rows), out=dx)

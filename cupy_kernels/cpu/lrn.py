@@ -18,7 +18,9 @@ def across(x: Array, rule: Lrn, work: Workspace) -> Array:
         y = work.take("y", x.shape)
         loops.lrn(_rows(x), *_numbers(rule), _rows(y))
         return y
-    return np.multiply(x, _raised(_across_scale(x, rule, work), rule), out=work.take("y", x.shape))
+    return np.multiply(
+        x, _raise_power(_across_scale(x, rule, work), rule), out=work.take("y", x.shape)
+    )
 
 
 def across_backward(dy: Array, x: Array, rule: Lrn, work: Workspace) -> Array:
@@ -33,7 +35,7 @@ def within(x: Array, rule: Lrn, work: Workspace) -> tuple[Array, Array]:
     scale = _window_sums(np.square(x), rule.size, (1, 2), work.take("scale", x.shape))
     scale *= np.float32(rule.alpha / rule.size**2)
     scale += np.float32(1)
-    return np.multiply(x, _raised(scale, rule), out=work.take("y", x.shape)), scale
+    return np.multiply(x, _raise_power(scale, rule), out=work.take("y", x.shape)), scale
 
 
 def within_backward(dy: Array, x: Array, scale: Array, rule: Lrn, work: Workspace) -> Array:
@@ -60,14 +62,14 @@ def _across_scale(x: Array, rule: Lrn, work: Workspace) -> Array:
 def _gradient(
     dy: Array, x: Array, scale: Array, rule: Lrn, axes: tuple[int, ...], work: Workspace
 ) -> Array:
-    direct = np.multiply(dy, _raised(scale, rule), out=work.take("dx", x.shape))
+    direct = np.multiply(dy, _raise_power(scale, rule), out=work.take("dx", x.shape))
     sums = _window_sums(direct * x / scale, rule.size, axes, work.take("sums", x.shape))
     sums *= x
     sums *= np.float32(2 * rule.alpha * rule.beta / rule.size ** len(axes))
     return np.subtract(direct, sums, out=direct)
 
 
-def _raised(scale: Array, rule: Lrn) -> Array:
+def _raise_power(scale: Array, rule: Lrn) -> Array:
     """scale^-beta, for beta 0.75 by two roots, which are faster than a power."""
     if rule.beta == 0.75:
         root = np.sqrt(scale)

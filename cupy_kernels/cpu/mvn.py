@@ -15,11 +15,11 @@ def forward(x: Array, epsilon: float | None, work: Workspace) -> tuple[Array, Ke
     return y, (y, deviation)
 
 
-def backward(dy: Array, kept: Kept, epsilon: float | None, work: Workspace) -> Array:
+def backward(dy: Array, saved: Kept, epsilon: float | None, work: Workspace) -> Array:
     dx = np.subtract(dy, _means(dy), out=work.take("dx", dy.shape), casting="same_kind")
     if epsilon is None:
         return dx
-    y, deviation = kept
+    y, deviation = saved
     np.divide(dx, deviation + epsilon, out=dx, casting="same_kind")
     inner = _means(dy * y) / np.where(deviation > 0, deviation, np.inf)
     np.subtract(dx, y * inner, out=dx, casting="same_kind")

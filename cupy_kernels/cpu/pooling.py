@@ -141,12 +141,12 @@ def _wide_shape(
 def _widen(
     x: Array, output: tuple[int, int], shape: Pooling, fill: float, work: Workspace
 ) -> Array:
-    wanted = _wide_shape(x.shape, output, shape)
-    if wanted == x.shape:
+    wide_shape = _wide_shape(x.shape, output, shape)
+    if wide_shape == x.shape:
         return x
     _, h, w, _ = x.shape
     ph, pw = shape.pad
-    wide = work.take("wide", wanted)
+    wide = work.take("wide", wide_shape)
     wide.fill(fill)
     wide[:, ph : ph + h, pw : pw + w] = x
     return wide

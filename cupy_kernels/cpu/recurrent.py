@@ -17,15 +17,15 @@ def lstm_step(
     state: Array,
 ) -> None:
     if products is not None:
-        gates += _kept(cont, products)
+        gates += _carry(cont, products)
     i, f, o, g = np.split(gates, 4, axis=1)
     for gate in (i, f, o):
         np.exp(-np.logaddexp(0, -gate), out=gate)
     np.tanh(g, out=g)
     np.multiply(i, g, out=cells)
-    cells += f * _kept(cont, cells_before)
+    cells += f * _carry(cont, cells_before)
     np.multiply(o, np.tanh(cells), out=hidden)
-    counted[...] = _kept(cont, before)
+    counted[...] = _carry(cont, before)
     state[...] = hidden
 
 
@@ -45,11 +45,11 @@ def lstm_step_backward(
     dh, squashed = dhidden if dproducts is None else dhidden + dproducts, np.tanh(cells)
     dc = dcells + dh * o * (1 - squashed**2)
     np.multiply(dc, g * i * (1 - i), out=di)
-    np.multiply(dc, _kept(cont, cells_before) * f * (1 - f), out=df)
+    np.multiply(dc, _carry(cont, cells_before) * f * (1 - f), out=df)
     np.multiply(dh, squashed * o * (1 - o), out=do)
     np.multiply(dc, i * (1 - g**2), out=dg)
-    dgates_counted[...] = _kept(cont, dgates)
-    dcells[...] = _kept(cont, dc * f)
+    dgates_counted[...] = _carry(cont, dgates)
+    dcells[...] = _carry(cont, dc * f)
 
 
 def rnn_step(
@@ -61,8 +61,8 @@ def rnn_step(
     counted: Array,
     state: Array,
 ) -> None:
-    np.tanh(inputs + _kept(cont, products), out=hidden)
-    counted[...] = _kept(cont, before)
+    np.tanh(inputs + _carry(cont, products), out=hidden)
+    counted[...] = _carry(cont, before)
     state[...] = hidden
 
 
@@ -76,9 +76,9 @@ def rnn_step_backward(
 ) -> None:
     dh = dhidden if dproducts is None else dhidden + dproducts
     np.multiply(dh, 1 - hidden**2, out=dgates)
-    dgates_counted[...] = _kept(cont, dgates)
+    dgates_counted[...] = _carry(cont, dgates)
 
 
-def _kept(cont: Array, values: AnyArray | None) -> AnyArray:
+def _carry(cont: Array, values: AnyArray | None) -> AnyArray:
     """cont * values by row; 0 without values."""
     return np.zeros((), np.float32) if values is None else cont[:, None] * values

@@ -31,10 +31,10 @@ def row_sums_backward(dy: Array, x: Array, term: int, factor: float, work: Works
 def row_largest(x: Array, count: int, work: Workspace) -> tuple[Array, Array]:
     rows, width = x.shape
     order = width - 1 - np.argsort(-x[:, ::-1], axis=1, kind="stable")[:, :count]
-    places, values = (work.take(role, (rows, count)) for role in ("places", "values"))
-    np.copyto(places, order)
+    positions, values = (work.take(role, (rows, count)) for role in ("places", "values"))
+    np.copyto(positions, order)
     np.copyto(values, np.take_along_axis(x, order, axis=1))
-    return places, values
+    return positions, values
 
 
 def _terms(x: Array, term: int) -> Array:

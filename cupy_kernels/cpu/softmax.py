@@ -47,7 +47,7 @@ def whole_labels(
 def cross_entropy(
     x: Array, labels: Labels, ignored: int | None, divisor: float | None, work: Workspace
 ) -> tuple[AnyArray, Kept]:
-    p, counted = softmax(x, work), _counted(labels, ignored)
+    p, counted = softmax(x, work), _mask_ignored(labels, ignored)
     safe = np.where(counted, labels, 0)
     chosen = np.maximum(p[np.arange(len(p)), safe], np.float32(SMALLEST))
     losses: Wide = -np.log(chosen.astype(np.float64))
@@ -55,8 +55,8 @@ def cross_entropy(
     return np.asarray(losses[counted].sum() / number), (p, safe, counted, number)
 
 
-def cross_entropy_backward(kept: Kept, weight: float, work: Workspace) -> Array:
-    p, labels, counted, divisor = kept
+def cross_entropy_backward(saved: Kept, weight: float, work: Workspace) -> Array:
+    p, labels, counted, divisor = saved
     dx = work.take("dx", p.shape)
     np.copyto(dx, p)
     dx[np.arange(len(p)), labels] -= 1.0
@@ -71,7 +71,7 @@ def accuracy(
     top_k: int,
     work: Workspace,  # noqa: ARG001  # as kernels take it
 ) -> AnyArray:
-    counted = _counted(labels, ignored)
+    counted = _mask_ignored(labels, ignored)
     good = hits(scores[counted], labels[counted], top_k)
     return np.asarray(np.float32(np.count_nonzero(good) / max(1, len(good))))
 
@@ -83,20 +83,20 @@ def class_accuracies(
     top_k: int,
     work: Workspace,  # noqa: ARG001  # as kernels take it
 ) -> Array:
-    counted = _counted(labels, ignored)
+    counted = _mask_ignored(labels, ignored)
     scores, labels, classes = scores[counted], labels[counted], scores.shape[1]
     good = hits(scores, labels, top_k)
-    each = np.bincount(labels, minlength=classes)
+    counts = np.bincount(labels, minlength=classes)
     right = np.bincount(labels[good], minlength=classes)
-    return (right / np.maximum(each, 1)).astype(np.float32)
+    return (right / np.maximum(counts, 1)).astype(np.float32)
 
 
 def hits(scores: Array, labels: Labels, top_k: int) -> NDArray[np.bool_]:
-    """Whether the true class is among the `top_k` best of (m, k), as (m,) bool; a tie is a miss."""
-    own = scores[np.arange(len(labels)), labels]
-    at_least = np.count_nonzero(scores >= own[:, None], axis=1)
+    """True where the true class is among the `top_k` best of (m, k), as (m,) bool; a tie misses."""
+    true_scores = scores[np.arange(len(labels)), labels]
+    at_least = np.count_nonzero(scores >= true_scores[:, None], axis=1)
     return np.asarray(at_least <= top_k)
 
 
-def _counted(labels: Labels, ignored: int | None) -> NDArray[np.bool_]:
+def _mask_ignored(labels: Labels, ignored: int | None) -> NDArray[np.bool_]:
     return np.ones(len(labels), np.bool_) if ignored is None else labels != ignored

@@ -35,7 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 COMPILED = njit is not None
 
 
-def compiled(function: F, **fastmath: set[str]) -> F:
+def compile_loop(function: F, **fastmath: set[str]) -> F:
     """`function` compiled by numba, with no fastmath flags but the given ones.
 
     Without numba it is returned unchanged.
@@ -71,8 +71,8 @@ def plain(function: F) -> F:
     return getattr(function, "py_func", function)
 
 
-@compiled
-def decayed(g: Value, w: Value, decay: Value, l1: bool) -> Value:
+@compile_loop
+def add_decay(g: Value, w: Value, decay: Value, l1: bool) -> Value:
     """The gradient with weight decay: g + decay*w (L2), g + decay*sign(w) (L1), g for decay 0."""
     if decay == 0:
         return g
@@ -81,30 +81,30 @@ def decayed(g: Value, w: Value, decay: Value, l1: bool) -> Value:
     return g + decay * w
 
 
-@compiled
+@compile_loop
 def sgd(w: Value, g: Value, rate: Value) -> Value:
     return w - rate * g
 
 
-@compiled
+@compile_loop
 def momentum(w: Value, g: Value, h: Value, rate: Value, mu: Value) -> Value:
     h = mu * h + rate * g
     return w - h, h
 
 
-@compiled
+@compile_loop
 def nesterov(w: Value, g: Value, h: Value, rate: Value, mu: Value, ahead: Value) -> Value:
     new = mu * h + rate * g
     return w - (ahead * new - mu * h), new
 
 
-@compiled
+@compile_loop
 def adagrad(w: Value, g: Value, h: Value, rate: Value, delta: Value) -> Value:
     h = h + g * g
     return w - rate * (g / (np.sqrt(h) + delta)), h
 
 
-@compiled
+@compile_loop
 def rmsprop(
     w: Value, g: Value, h: Value, rate: Value, keep: Value, take: Value, delta: Value
 ) -> Value:
@@ -112,7 +112,7 @@ def rmsprop(
     return w - rate * (g / (np.sqrt(h) + delta)), h
 
 
-@compiled
+@compile_loop
 def adadelta(
     w: Value, g: Value, h: Value, d: Value, rate: Value, keep: Value, take: Value, delta: Value
 ) -> Value:
@@ -121,7 +121,7 @@ def adadelta(
     return w - rate * step, h, keep * d + take * (step * step)
 
 
-@compiled
+@compile_loop
 def adam(
     w: Value,
     g: Value,
@@ -139,7 +139,7 @@ def adam(
     return w - rate * (m / (np.sqrt(v) + delta)), m, v
 
 
-@compiled
+@compile_loop
 def adamw(
     w: Value,
     g: Value,
@@ -158,7 +158,7 @@ def adamw(
     return w - rate * (m / (np.sqrt(v) + delta) + fade * w), m, v
 
 
-@compiled
+@compile_loop
 def delayed_nesterov(
     w: Value, g: Value, m: Value, s: Value, rate: Value, mu: Value, part: Value, last: Value
 ) -> Value:
@@ -169,14 +169,14 @@ def delayed_nesterov(
     return w - rate * (part * g + mu * m), m, s - s
 
 
-@compiled
+@compile_loop
 def dc_asgd(w: Value, g: Value, old: Value, rate: Value, strength: Value) -> Value:
     g = g + strength * (g * g) * (w - old)
     new = w - rate * g
     return new, new
 
 
-@compiled
+@compile_loop
 def dc_asgd_adaptive(
     w: Value,
     g: Value,
@@ -198,12 +198,12 @@ def dc_asgd_adaptive(
 # are never negative; otherwise the compiler would handle wrap-around and could not vectorise.
 
 
-@compiled
+@compile_loop
 def run_at(runs: Any, run: int) -> tuple[slice, Value, Value]:
     return slice(runs.bounds[run, 0], runs.bounds[run, 1]), runs.rates[run], runs.decays[run]
 
 
-@compiled
+@compile_loop
 def sgd_loop(
     w: Array,
     g: Array,
@@ -216,81 +216,81 @@ def sgd_loop(
         part, rate, decay = run_at(runs, run)
         x, d, new = w[part], g[part], out[part]
         for i in range(len(x)):
-            grad = decayed(d[i], x[i], decay, runs.l1)
+            grad = add_decay(d[i], x[i], decay, runs.l1)
             new[i] = sgd(x[i], grad, rate, *constants)
 
 
-@compiled
+@compile_loop
 def momentum_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
     for run in range(len(runs.rates)):
         part, rate, decay = run_at(runs, run)
         x, d, new, h = w[part], g[part], out[part], slots[0][part]
         for i in range(len(x)):
-            grad = decayed(d[i], x[i], decay, runs.l1)
+            grad = add_decay(d[i], x[i], decay, runs.l1)
             new[i], h[i] = momentum(x[i], grad, h[i], rate, *constants)
 
 
-@compiled
+@compile_loop
 def nesterov_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
     for run in range(len(runs.rates)):
         part, rate, decay = run_at(runs, run)
         x, d, new, h = w[part], g[part], out[part], slots[0][part]
         for i in range(len(x)):
-            grad = decayed(d[i], x[i], decay, runs.l1)
+            grad = add_decay(d[i], x[i], decay, runs.l1)
             new[i], h[i] = nesterov(x[i], grad, h[i], rate, *constants)
 
 
-@compiled
+@compile_loop
 def adagrad_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
     for run in range(len(runs.rates)):
         part, rate, decay = run_at(runs, run)
         x, d, new, h = w[part], g[part], out[part], slots[0][part]
         for i in range(len(x)):
-            grad = decayed(d[i], x[i], decay, runs.l1)
+            grad = add_decay(d[i], x[i], decay, runs.l1)
             new[i], h[i] = adagrad(x[i], grad, h[i], rate, *constants)
 
 
-@compiled
+@compile_loop
 def rmsprop_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
     for run in range(len(runs.rates)):
         part, rate, decay = run_at(runs, run)
         x, d, new, h = w[part], g[part], out[part], slots[0][part]
         for i in range(len(x)):
-            grad = decayed(d[i], x[i], decay, runs.l1)
+            grad = add_decay(d[i], x[i], decay, runs.l1)
             new[i], h[i] = rmsprop(x[i], grad, h[i], rate, *constants)
 
 
-@compiled
+@compile_loop
 def adadelta_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
     for run in range(len(runs.rates)):
         part, rate, decay = run_at(runs, run)
         x, d, new, h, s = w[part], g[part], out[part], slots[0][part], slots[1][part]
         for i in range(len(x)):
-            grad = decayed(d[i], x[i], decay, runs.l1)
+            grad = add_decay(d[i], x[i], decay, runs.l1)
             new[i], h[i], s[i] = adadelta(x[i], grad, h[i], s[i], rate, *constants)
 
 
-@compiled
+@compile_loop
 def adam_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
     for run in range(len(runs.rates)):
         part, rate, decay = run_at(runs, run)
         x, d, new, m, v = w[part], g[part], out[part], slots[0][part], slots[1][part]
         for i in range(len(x)):
-            grad = decayed(d[i], x[i], decay, runs.l1)
+            grad = add_decay(d[i], x[i], decay, runs.l1)
             new[i], m[i], v[i] = adam(x[i], grad, m[i], v[i], rate, *constants)
 
 
-@compiled
+@compile_loop
 def adamw_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
     for run in range(len(runs.rates)):
         part, rate, decay = run_at(runs, run)
         x, d, new, m, v = w[part], g[part], out[part], slots[0][part], slots[1][part]
         for i in range(len(x)):
-            grad = decayed(d[i], x[i], decay, runs.l1)
+            grad = add_decay(d[i], x[i], decay, runs.l1)
             new[i], m[i], v[i] = adamw(x[i], grad, m[i], v[i], rate, *constants)
 
 
-@compiled
+@compile_loop
 def delayed_nesterov_loop(
     w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any
 ) -> None:
@@ -298,21 +298,21 @@ def delayed_nesterov_loop(
         part, rate, decay = run_at(runs, run)
         x, d, new, m, v = w[part], g[part], out[part], slots[0][part], slots[1][part]
         for i in range(len(x)):
-            grad = decayed(d[i], x[i], decay, runs.l1)
+            grad = add_decay(d[i], x[i], decay, runs.l1)
             new[i], m[i], v[i] = delayed_nesterov(x[i], grad, m[i], v[i], rate, *constants)
 
 
-@compiled
+@compile_loop
 def dc_asgd_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
     for run in range(len(runs.rates)):
         part, rate, decay = run_at(runs, run)
         x, d, new, h = w[part], g[part], out[part], slots[0][part]
         for i in range(len(x)):
-            grad = decayed(d[i], x[i], decay, runs.l1)
+            grad = add_decay(d[i], x[i], decay, runs.l1)
             new[i], h[i] = dc_asgd(x[i], grad, h[i], rate, *constants)
 
 
-@compiled
+@compile_loop
 def dc_asgd_adaptive_loop(
     w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any
 ) -> None:
@@ -320,7 +320,7 @@ def dc_asgd_adaptive_loop(
         part, rate, decay = run_at(runs, run)
         x, d, new, m, v = w[part], g[part], out[part], slots[0][part], slots[1][part]
         for i in range(len(x)):
-            grad = decayed(d[i], x[i], decay, runs.l1)
+            grad = add_decay(d[i], x[i], decay, runs.l1)
             new[i], m[i], v[i] = dc_asgd_adaptive(x[i], grad, m[i], v[i], rate, *constants)
 
 
@@ -340,7 +340,7 @@ def _sgd_measured(w: Array, g: Array, out: Array, bounds: Array, rates: Array) -
 
 
 ANY_ORDER = {"reassoc", "nsz"}  # `sgd` is a product and a difference, which leave no choice
-sgd_measured = compiled(_sgd_measured, fastmath=ANY_ORDER)
+sgd_measured = compile_loop(_sgd_measured, fastmath=ANY_ORDER)
 """What `sgd_loop` does without decay, and the sum of the gradient's squares, in one pass."""
 
 

@@ -145,8 +145,8 @@ class _Placed:
         arrays = [(p, a) for p, a in pairs if p.role is not Role.SCALAR and a is not None]
         self.owners: list[tuple[Parameter, Any]] = []
         self.buffers = (_Buffer * max(len(arrays), 1))()
-        self._held = [self._hold(p, a, at_start) for p, a in pairs]
-        addresses = (ctypes.addressof(held) for held in self._held)
+        self._handles = [self._hold(p, a, at_start) for p, a in pairs]
+        addresses = (ctypes.addressof(handle) for handle in self._handles)
         self.pointers = (ctypes.c_void_p * len(pairs))(*addresses)
 
     def _hold(self, parameter: Parameter, value: Any, at_start: bool) -> Any:
@@ -203,8 +203,8 @@ def _report(kernel: Kernel, library: ctypes.CDLL, launch: _Launch, placed: _Plac
     if launch.fault_in_thread:
         parts.append("thread ({},{},{})".format(*launch.fault_thread))
     if launch.fault_code and launch.fault_in_thread:
-        place = build.line_of(library, _offset(library, launch))
-        parts += [place] if place else []
+        source_line = build.line_of(library, _offset(library, launch))
+        parts += [source_line] if source_line else []
     return f"{', '.join(parts)}: {text}"
 
 

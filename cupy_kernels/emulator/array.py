@@ -28,36 +28,36 @@ class Emulated(np.ndarray[Any, Any]):
     """An array made by `empty`; `made` counts those that own memory."""
 
     engine: Emulator
-    made: ClassVar[int] = 0
+    allocations: ClassVar[int] = 0
 
     def __array_finalize__(self, source: Any) -> None:
         if isinstance(source, Emulated):
             self.engine = source.engine
-            Emulated.made += self.base is None
+            Emulated.allocations += self.base is None
 
     def __array_ufunc__(self, ufunc: Any, method: str, *_: Any, **__: Any) -> Any:
-        raise _refused(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
+        raise _access_error(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
 
     def __array_function__(
         self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any
     ) -> Any:
         from_device = func is np.copyto and not isinstance(args[0], Emulated)
         if func not in _ALLOWED or from_device:
-            raise _refused(f"np.{func.__name__}")
+            raise _access_error(f"np.{func.__name__}")
         return super().__array_function__(func, types, args, kwargs)
 
     def __getitem__(self, key: Any) -> Any:
         """A view; it has no axes where NumPy would return a number."""
-        found = super().__getitem__(key)
-        if isinstance(found, np.ndarray):
-            return found
+        view = super().__getitem__(key)
+        if isinstance(view, np.ndarray):
+            return view
         return super().__getitem__((*key, ...) if isinstance(key, tuple) else (key, ...))
 
     def __repr__(self) -> str:
         return f"Emulated(shape={self.shape}, dtype={self.dtype})"
 
     def _unreadable(self, *_: Any) -> Any:
-        raise _refused("a look at values")
+        raise _access_error("a look at values")
 
     __bool__ = __complex__ = __float__ = __index__ = __int__ = __str__ = _unreadable
     item = tolist = _unreadable
@@ -71,9 +71,9 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike, engine: Emulator) -> Emulate
     start = -memory.ctypes.data % ALIGNMENT
     array = memory[start : start + size].view(kind).reshape(shape).view(Emulated)
     array.engine = engine
-    Emulated.made += 1
+    Emulated.allocations += 1
     return array
 
 
-def _refused(what: str) -> TypeError:
-    return TypeError(f"{what}: expected kernels to use an Emulated array; as_host() reads it")
+def _access_error(action: str) -> TypeError:
+    return TypeError(f"{action}: expected kernels to use an Emulated array; as_host() reads it")

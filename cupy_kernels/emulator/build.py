@@ -47,10 +47,10 @@ class NoCompiler(RuntimeError):
 @cache
 def compiler() -> str:
     """The path of g++. Raises NoCompiler."""
-    found = shutil.which("g++")
-    if found is None:
+    path = shutil.which("g++")
+    if path is None:
         raise NoCompiler("g++ is not on PATH: the emulator needs it (apt-get install g++)")
-    return found
+    return path
 
 
 def folder() -> Path:
@@ -63,7 +63,7 @@ def folder() -> Path:
 def runtime() -> ctypes.CDLL:
     """The scheduler, loaded so that kernels find its functions."""
     text = "".join(f'#line 1 "{name}"\n{_read(name)}' for name in _PARTS)
-    library = _built("runtime", text, _RUNTIME, ("-ldl",))
+    library = _build("runtime", text, _RUNTIME, ("-ldl",))
     return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
@@ -78,7 +78,7 @@ def load(text: str, name: str) -> ctypes.CDLL:
     runtime()
     doors = "\n".join(f"EMULATED_KERNEL({kernel})" for kernel in sources.kernel_names(text))
     whole = f'#line 1 "shim.h"\n{_read("shim.h")}\n{text}\n#line 1 "doors"\n{doors}\n'
-    return ctypes.CDLL(str(_built(Path(name).stem, whole, _KERNELS, ())))
+    return ctypes.CDLL(str(_build(Path(name).stem, whole, _KERNELS, ())))
 
 
 def line_of(library: ctypes.CDLL, offset: int) -> str | None:
@@ -87,24 +87,24 @@ def line_of(library: ctypes.CDLL, offset: int) -> str | None:
     if tool is None:
         return None
     command = [tool, "-e", library._name, hex(offset)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    place = found.split(" ")[0].rsplit("/", 1)[-1]
-    return None if not place or "?" in place else place
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    source_line = output.split(" ")[0].rsplit("/", 1)[-1]
+    return None if not source_line or "?" in source_line else source_line
 
 
-def _built(stem: str, text: str, flags: tuple[str, ...], links: tuple[str, ...]) -> Path:
+def _build(stem: str, text: str, flags: tuple[str, ...], links: tuple[str, ...]) -> Path:
     key = sha256("\0".join((stem, text, *flags, *links, _version())).encode()).hexdigest()[:24]
     target = folder() / f"{stem}-{key}.so"
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent) as scratch:
-        source, made, whole = (Path(scratch) / name for name in (f"{stem}.cu", "made", "whole.so"))
+        source, built, whole = (Path(scratch) / name for name in (f"{stem}.cu", "made", "whole.so"))
         source.write_text(text, encoding="utf-8")
-        _run(compiler(), *flags, "-o", str(made), str(source), *links)
+        _run(compiler(), *flags, "-o", str(built), str(source), *links)
         if "-c" in flags:
-            _run(compiler(), "-shared", "-o", str(whole), str(made))
-        (whole if whole.exists() else made).replace(target)  # atomic, for concurrent builds
+            _run(compiler(), "-shared", "-o", str(whole), str(built))
+        (whole if whole.exists() else built).replace(target)  # atomic, for concurrent builds
     return target
 
 

@@ -17,7 +17,7 @@ def statistics(
     rows, channels = sizes["rows"], sizes["channels"]
     partials = work.take("partials", (2, chunks(rows), channels), x)
     mean, deviate = work.take("mean", (channels,), x), work.take("deviate", (channels,), x)
-    kept, variance, factor, fraction = running or (None, None, None, 0.0)
+    mean_average, variance, factor, fraction = running or (None, None, None, 0.0)
     launch("batch_norm_moments", x=x, partials=partials, **sizes)
     launch(
         "batch_norm_statistics",
@@ -25,7 +25,7 @@ def statistics(
         partials=partials,
         mean=mean,
         deviate=deviate,
-        running_mean=kept,
+        running_mean=mean_average,
         running_variance=variance,
         running_factor=factor,
         fraction=fraction,

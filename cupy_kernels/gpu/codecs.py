@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.backends import backend_of, copied
+from cupy_kernels.backends import backend_of, copy_to
 from cupy_kernels.kernel_specs.updates import VERDICT
 from cupy_kernels.launch import launch
 from cupy_kernels.types import AnyArray, Array
@@ -31,7 +31,7 @@ def write(
     if factor != 1:
         scaled = np.zeros(1, VERDICT)
         scaled["scale"] = factor
-        verdict = copied(scaled.view(np.uint8), backend_of(g))
+        verdict = copy_to(scaled.view(np.uint8), backend_of(g))
     more: dict[str, Any] = {} if scales is None else {"scales": scales}
     launch(kernel, g=g, error=error, q=q, verdict=verdict, n=g.size, **more)
 

@@ -47,7 +47,7 @@ def forward(
 
 def backward(
     dy: Array,
-    kept: Kept,
+    saved: Kept,
     x_shape: tuple[int, ...],
     weight: Array,
     dweight: Array | None,
@@ -55,18 +55,18 @@ def backward(
     shape: Convolution,
     work: Workspace,
     *,
-    wanted: bool,
+    needs_dx: bool,
 ) -> Array | None:
-    sizes, (x, read, packed) = numbers(x_shape, len(weight), shape), kept
+    sizes, (x, read, packed) = numbers(x_shape, len(weight), shape), saved
     if dbias is not None:
         sum_columns(dy.reshape(-1, len(weight)), None, dbias, work)
     if dweight is not None:
         kernel = f"conv_backward_weight_{shape.precision}"
         _weight_gradient(kernel, x, dy, dweight, sizes | {"packed": packed}, work)
-    return _input_gradient(dy, x_shape, read, packed, shape, work) if wanted else None
+    return _input_gradient(dy, x_shape, read, packed, shape, work) if needs_dx else None
 
 
-def transposed(
+def transpose(
     y: Array, x_shape: tuple[int, ...], weight: Array, shape: Convolution, work: Workspace
 ) -> Array:
     read, packed = _as_read(weight, numbers(x_shape, len(weight), shape), work)
@@ -82,8 +82,8 @@ def _input_gradient(
     work: Workspace,
 ) -> Array:
     dx = work.take("dx", x_shape, dy)
-    given: dict[str, Any] = {"dy": dy, "weight": read, "mask": None, "dx": dx, "packed": packed}
-    launch(f"conv_backward_data_{shape.precision}", **given, **numbers(x_shape, len(read), shape))
+    arrays: dict[str, Any] = {"dy": dy, "weight": read, "mask": None, "dx": dx, "packed": packed}
+    launch(f"conv_backward_data_{shape.precision}", **arrays, **numbers(x_shape, len(read), shape))
     return dx
 
 

@@ -30,19 +30,19 @@ def weighted_sum_backward(dy: Array, factor: float, index: int, work: Workspace)
 
 def product(parts: Sequence[Array], work: Workspace) -> Array:
     y = work.take("y", parts[0].shape, parts[0])
-    left = parts[0]
+    factor = parts[0]
     for part in parts[1:]:
-        launch("multiply", a=left, b=part, y=y, n=y.size)
-        left = y
+        launch("multiply", a=factor, b=part, y=y, n=y.size)
+        factor = y
     return y
 
 
 def product_backward(dy: Array, parts: Sequence[Array], index: int, work: Workspace) -> Array:
-    dx, left = work.take(f"d{index}", dy.shape, dy), dy
+    dx, factor = work.take(f"d{index}", dy.shape, dy), dy
     for number, part in enumerate(parts):
         if number != index:
-            launch("multiply", a=left, b=part, y=dx, n=dx.size)
-            left = dx
+            launch("multiply", a=factor, b=part, y=dx, n=dx.size)
+            factor = dx
     return dx
 
 
@@ -63,8 +63,8 @@ def maximum(parts: Sequence[Array], work: Workspace) -> tuple[Array, Kept]:
     return y, (origin,)
 
 
-def maximum_backward(dy: Array, kept: Kept, index: int, work: Workspace) -> Array:
+def maximum_backward(dy: Array, saved: Kept, index: int, work: Workspace) -> Array:
     dx = work.take(f"d{index}", dy.shape, dy)
-    named: dict[str, Any] = {"dy": dy, "from": kept[0], "dx": dx}
+    named: dict[str, Any] = {"dy": dy, "from": saved[0], "dx": dx}
     launch("keep_larger_backward", number=index, n=dy.size, **named)
     return dx

@@ -44,7 +44,7 @@ def backward(
     work: Workspace,
     precision: Precision,
     *,
-    wanted: bool,
+    needs_dx: bool,
 ) -> Array | None:
     (m, k), out = x.shape, len(weight)
     if weight.flags.c_contiguous:
@@ -53,14 +53,14 @@ def backward(
         dx = convolution.backward(
             *(_pixels(dy), (_pixels(x), _filters(weight), 0), pixels, _filters(weight)),
             *(into, dbias, shape, work),
-            wanted=wanted,
+            needs_dx=needs_dx,
         )
         return None if dx is None else dx.reshape(m, k)
     if dbias is not None:
         sum_columns(dy, None, dbias, work)
     if dweight is not None:
         _product(x, (1, k), dy, (out, 1), dweight.T, m)
-    if not wanted:
+    if not needs_dx:
         return None
     dx = work.take("dx", (m, k), dy)
     _product(dy, (out, 1), weight.T, (1, out), dx, out)

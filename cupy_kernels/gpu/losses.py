@@ -6,10 +6,10 @@ import numpy as np
 
 from cupy_kernels.gpu.reduction import sum_rows
 from cupy_kernels.gpu.softmax import (
-    fixed_scale,
+    fill_scale,
     loss_scale,
     number_of_ignored,
-    scaled_total,
+    sum_scaled,
     whole_labels,
 )
 from cupy_kernels.launch import launch
@@ -48,7 +48,7 @@ def infogain(
         rows=rows,
         k=k,
     )
-    return scaled_total(losses, scale, work), dx
+    return sum_scaled(losses, scale, work), dx
 
 
 def sigmoid_cross_entropy(
@@ -59,7 +59,7 @@ def sigmoid_cross_entropy(
         labels = whole_labels(targets.reshape(-1), 2, ignored, work)
         scale = loss_scale(labels, ignored, None, x, work)
     else:
-        scale = fixed_scale(x.size if divisor is None else divisor, x, work)
+        scale = fill_scale(x.size if divisor is None else divisor, x, work)
     launch(
         "sigmoid_loss",
         x=x,
@@ -70,7 +70,7 @@ def sigmoid_cross_entropy(
         ignored=np.nan if ignored is None else float(ignored),
         n=x.size,
     )
-    return scaled_total(losses, scale, work), losses, dx
+    return sum_scaled(losses, scale, work), losses, dx
 
 
 def contrastive(

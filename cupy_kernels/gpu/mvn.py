@@ -17,12 +17,12 @@ def forward(x: Array, epsilon: float | None, work: Workspace) -> tuple[Array, Ke
     return y, (y, variance)
 
 
-def backward(dy: Array, kept: Kept, epsilon: float | None, work: Workspace) -> Array:
+def backward(dy: Array, saved: Kept, epsilon: float | None, work: Workspace) -> Array:
     dx, mean = work.take("dx", dy.shape, dy), _mean(dy, None, "mean", work)
     if epsilon is None:
         _normalise(dy, mean, None, 0.0, dx)
         return dx
-    y, variance = kept
+    y, variance = saved
     rows, width = dy.shape
     launch(
         "mvn_backward",

@@ -34,9 +34,9 @@ def lstm_step_backward(
     dgates_counted: Array,
 ) -> None:
     known: dict[str, Any] = {"gates": gates, "cells": cells, "cells_before": cells_before}
-    given: dict[str, Any] = {"dhidden": dhidden, "dproducts": dproducts, "dcells": dcells}
+    gradients: dict[str, Any] = {"dhidden": dhidden, "dproducts": dproducts, "dcells": dcells}
     written: dict[str, Any] = {"dgates": dgates, "dgates_counted": dgates_counted}
-    launch("lstm_backward", cont=cont, **given, **known, **written, **_sizes(dhidden))
+    launch("lstm_backward", cont=cont, **gradients, **known, **written, **_sizes(dhidden))
 
 
 def rnn_step(
@@ -61,9 +61,9 @@ def rnn_step_backward(
     dgates: Array,
     dgates_counted: Array,
 ) -> None:
-    given: dict[str, Any] = {"dhidden": dhidden, "dproducts": dproducts}
+    gradients: dict[str, Any] = {"dhidden": dhidden, "dproducts": dproducts}
     written: dict[str, Any] = {"dgates": dgates, "dgates_counted": dgates_counted}
-    launch("rnn_backward", hidden=hidden, cont=cont, **given, **written, **_sizes(hidden))
+    launch("rnn_backward", hidden=hidden, cont=cont, **gradients, **written, **_sizes(hidden))
 
 
 def _sizes(state: Array) -> dict[str, Any]:

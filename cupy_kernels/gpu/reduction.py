@@ -25,9 +25,9 @@ def row_sums_backward(dy: Array, x: Array, term: int, factor: float, work: Works
 
 def row_largest(x: Array, count: int, work: Workspace) -> tuple[Array, Array]:
     rows, width = x.shape
-    places, values = (work.take(role, (rows, count), x) for role in ("places", "values"))
-    launch("row_largest", x=x, places=places, values=values, rows=rows, width=width, count=count)
-    return places, values
+    positions, values = (work.take(role, (rows, count), x) for role in ("places", "values"))
+    launch("row_largest", x=x, places=positions, values=values, rows=rows, width=width, count=count)
+    return positions, values
 
 
 def sum_rows(

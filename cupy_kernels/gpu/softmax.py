@@ -60,7 +60,7 @@ def cross_entropy(
         rows=rows,
         k=k,
     )
-    return scaled_total(losses, scale, work), (dx,)
+    return sum_scaled(losses, scale, work), (dx,)
 
 
 def loss_scale(
@@ -68,28 +68,28 @@ def loss_scale(
 ) -> Array:
     """1 / divisor, and at most 1, in device memory; None divides by the labels that count."""
     if divisor is not None or ignored is None:
-        return fixed_scale(labels.size if divisor is None else divisor, like, work)
+        return fill_scale(labels.size if divisor is None else divisor, like, work)
     scale = work.take("scale", (1,), like)
     launch("loss_scale", labels=labels, scale=scale, ignored=ignored, rows=labels.size)
     return scale
 
 
-def fixed_scale(divisor: float, like: Array, work: Workspace) -> Array:
+def fill_scale(divisor: float, like: Array, work: Workspace) -> Array:
     """1 / divisor, and at most 1, in device memory."""
     scale = work.take("scale", (1,), like)
     scale.fill(1 / max(divisor, 1))
     return scale
 
 
-def scaled_total(losses: Array, scale: Array, work: Workspace) -> AnyArray:
+def sum_scaled(losses: Array, scale: Array, work: Workspace) -> AnyArray:
     """The sum of all losses times the scale, without axes."""
     total = work.take("total", (1,), losses)
     sum_rows(losses.reshape(1, -1), None, total, work, scale=scale)
     return total.reshape(())
 
 
-def cross_entropy_backward(kept: Kept, weight: float, work: Workspace) -> Array:
-    dx: Array = kept[0]
+def cross_entropy_backward(saved: Kept, weight: float, work: Workspace) -> Array:
+    dx: Array = saved[0]
     if weight == 1.0:
         return dx
     scaled = work.take("scaled", dx.shape, dx)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.backends import Backend, as_host, backend_of, copied
+from cupy_kernels.backends import Backend, as_host, backend_of, copy_to
 from cupy_kernels.kernel_specs.updates import CHUNK, CONSTANTS, HYPER, MULTIPLIERS, partials
 from cupy_kernels.launch import launch
 from cupy_kernels.registry import KERNELS
@@ -42,7 +42,7 @@ def apply(
     The floats between a run's end and the next multiple of 64 are updated with it, in `out` and
     `slots`; zeros stay zeros.
     """
-    place, n = backend_of(weights), weights.size
+    backend, n = backend_of(weights), weights.size
     hyper = np.zeros(1, HYPER)
     hyper["rate"] = hyper["decay"] = 1  # a run's own are in its multipliers
     hyper["l1"] = runs.l1
@@ -51,7 +51,7 @@ def apply(
     multipliers = np.zeros(len(runs.bounds) + 1, MULTIPLIERS)
     multipliers["rate"][:-1], multipliers["decay"][:-1] = runs.rates, runs.decays
     changing = np.frombuffer(hyper.tobytes() + multipliers.tobytes(), np.uint8)
-    there = copied(changing, place)
+    device_bytes = copy_to(changing, backend)
     kernel = KERNELS[f"update_{rule}"]
     names = [p.name for p in kernel.outputs if p.name != "out"]
     state: dict[str, Any] = dict(zip(names, slots, strict=True))
@@ -60,9 +60,9 @@ def apply(
         w=weights,
         g=gradient,
         out=out,
-        groups=_groups(runs.bounds.tobytes(), n, place),
-        multipliers=there[HYPER.itemsize :],
-        hyper=there[: HYPER.itemsize],
+        groups=_groups(runs.bounds.tobytes(), n, backend),
+        multipliers=device_bytes[HYPER.itemsize :],
+        hyper=device_bytes[: HYPER.itemsize],
         verdict=None,
         n=n,
         **state,
@@ -78,7 +78,7 @@ def squared_norm(values: Array) -> float:
 
 def mean(arrays: Sequence[Array]) -> Array:
     """`updates.mean`."""
-    total: Array = copied(arrays[0], backend_of(arrays[0]))
+    total: Array = copy_to(arrays[0], backend_of(arrays[0]))
     for other in arrays[1:]:
         launch("add_scaled", x=other, y=total, a=1.0, b=1.0, n=total.size)
     launch("divide", x=total, by=float(len(arrays)), n=total.size)
@@ -86,8 +86,8 @@ def mean(arrays: Sequence[Array]) -> Array:
 
 
 @lru_cache(maxsize=16)
-def _groups(bounds: bytes, n: int, place: Backend) -> AnyArray:
-    """The run of each chunk, on `place`; cached, because a shard needs the same at every push."""
+def _groups(bounds: bytes, n: int, backend: Backend) -> AnyArray:
+    """The run of each chunk, on `backend`; cached, because a shard needs the same at every push."""
     intervals: NDArray[np.int64] = np.frombuffer(bounds, np.int64).reshape(-1, 2)
     if len(intervals) > _MOST_RUNS or (intervals[:, 0] % CHUNK).any():
         raise ValueError(
@@ -97,4 +97,4 @@ def _groups(bounds: bytes, n: int, place: Backend) -> AnyArray:
     groups = np.full(-(-n // CHUNK), len(intervals), np.uint16)
     for run, (start, stop) in enumerate(intervals):
         groups[start // CHUNK : -(-stop // CHUNK)] = run
-    return copied(groups, place)
+    return copy_to(groups, backend)

@@ -45,8 +45,8 @@ def _scale_backward(dy: Wide, scale: Wide, columns: int, **_: Any) -> dict[str, 
 
 def _column_partials(a: Wide, b: Wide | None, rows: int, columns: int, **_: Any) -> dict[str, Any]:
     terms = (a if b is None else a * b)[: rows * columns].reshape(rows, columns)
-    each = -(-rows // chunks(rows))
-    parts = [terms[k * each : (k + 1) * each].sum(axis=0) for k in range(chunks(rows))]
+    chunk_rows = -(-rows // chunks(rows))
+    parts = [terms[k * chunk_rows : (k + 1) * chunk_rows].sum(axis=0) for k in range(chunks(rows))]
     return {"partials": np.array(parts)}
 
 

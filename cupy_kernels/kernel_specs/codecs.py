@@ -47,7 +47,7 @@ def _single(x: Any) -> Wide:
     return np.asarray(x).astype(np.float32).astype(np.float64)
 
 
-def _corrected(g: Wide, error: Any, verdict: Any) -> Wide:
+def _correct(g: Wide, error: Any, verdict: Any) -> Wide:
     carried: Wide = np.zeros_like(g) if error is None else error
     if verdict is None:
         return _single(g + carried)
@@ -62,8 +62,8 @@ def _blockwise(v: Wide) -> Wide:
 
 
 def _quantise(levels: int) -> Callable[..., dict[str, Any]]:
-    def expected(g: Wide, error: Wide, verdict: Any, n: int, **_: Any) -> dict[str, Any]:
-        v = _blockwise(_corrected(g[:n], error[:n], verdict))
+    def evaluate(g: Wide, error: Wide, verdict: Any, n: int, **_: Any) -> dict[str, Any]:
+        v = _blockwise(_correct(g[:n], error[:n], verdict))
         scales = _single(np.abs(v).max(axis=1, initial=0) / levels)
         steps = np.where(scales > 0, scales, 1)[:, None]
         q = np.rint(_single(v / steps)).astype(np.int64)
@@ -72,11 +72,11 @@ def _quantise(levels: int) -> Callable[..., dict[str, Any]]:
         codes = (flat[1::2] + 8) << 4 | (flat[::2] + 8) if levels == 7 else flat & 255
         return {"error": _single(v - dq).reshape(-1)[:n], "q": codes, "scales": scales}
 
-    return expected
+    return evaluate
 
 
 def _quantise_sign(g: Wide, error: Wide, verdict: Any, n: int, **_: Any) -> dict[str, Any]:
-    v = _blockwise(_corrected(g[:n], error[:n], verdict))
+    v = _blockwise(_correct(g[:n], error[:n], verdict))
     lengths = np.minimum(BLOCK, n - BLOCK * np.arange(len(v)))
     scales = np.abs(v).sum(axis=1) / lengths
     dq = np.where(v < 0, -scales[:, None], scales[:, None])
@@ -107,18 +107,18 @@ def _to_bf16(v: Wide) -> tuple[Wide, Any]:
 
 
 def _to_fp16(v: Wide) -> tuple[Wide, Any]:
-    kept = np.where(np.abs(v) < LEAST_FP16, np.copysign(0.0, v), v)
-    half = np.clip(kept, -GREATEST_FP16, GREATEST_FP16).astype(np.float16)
+    flushed = np.where(np.abs(v) < LEAST_FP16, np.copysign(0.0, v), v)
+    half = np.clip(flushed, -GREATEST_FP16, GREATEST_FP16).astype(np.float16)
     return half.astype(np.float64), half.view(np.uint16)
 
 
 def _cast(convert: Callable[[Wide], tuple[Wide, Any]]) -> Callable[..., dict[str, Any]]:
-    def expected(g: Wide, error: Any, verdict: Any, n: int, **_: Any) -> dict[str, Any]:
-        v = _corrected(g[:n], None if error is None else error[:n], verdict)
+    def evaluate(g: Wide, error: Any, verdict: Any, n: int, **_: Any) -> dict[str, Any]:
+        v = _correct(g[:n], None if error is None else error[:n], verdict)
         dq, codes = convert(v)
         return {"error": _single(v - dq), "q": codes}
 
-    return expected
+    return evaluate
 
 
 def _uncast_bf16(q: Any, n: int, **_: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _uncast_fp16(q: Any, n: int, **_: Any) -> dict[str, Any]:
 def _sparse_count(
     g: Wide, u: Wide, v: Wide, verdict: Any, mu: float, tau: float, n: int, **_: Any
 ) -> dict[str, Any]:
-    new = _corrected(g[:n], _single(_single(mu) * u[:n]), verdict)
+    new = _correct(g[:n], _single(_single(mu) * u[:n]), verdict)
     sums = _single(v[:n] + new)
     above = (np.abs(sums) > _single(tau)).astype(np.float64)
     return {"u": new, "v": sums, "counts": _blockwise(above).sum(axis=1)}
@@ -146,18 +146,18 @@ def _sparse_send(
     u: Wide, v: Wide, indices: Any, values: Wide, tau: float, capacity: int, n: int, **_: Any
 ) -> dict[str, Any]:
     sent = np.flatnonzero(np.abs(v[:n]) > _single(tau))[:capacity]
-    left_u, left_v, places, amounts = u.copy(), v.copy(), indices.copy(), values.copy()
-    places[: len(sent)], amounts[: len(sent)] = sent, v[sent]
+    left_u, left_v, positions, amounts = u.copy(), v.copy(), indices.copy(), values.copy()
+    positions[: len(sent)], amounts[: len(sent)] = sent, v[sent]
     left_u[sent] = left_v[sent] = 0
-    return {"u": left_u, "v": left_v, "indices": places, "values": amounts}
+    return {"u": left_u, "v": left_v, "indices": positions, "values": amounts}
 
 
 def _sparse_add(
     indices: Any, values: Wide, y: Wide, count: int, n: int, **_: Any
 ) -> dict[str, Any]:
     total = y.copy()
-    kept = indices[:count] < n
-    total[indices[:count][kept]] += values[:count][kept]
+    valid = indices[:count] < n
+    total[indices[:count][valid]] += values[:count][valid]
     return {"y": _single(total)}
 
 
@@ -172,8 +172,8 @@ def _quantiser(
 ) -> Kernel:
     q = writes("q", lambda sizes: blocks(sizes) * BLOCK * bits // 8, "u1", align=max(bits // 2, 1))
     arrays = (_G, changes("error", "n", align=16), q, writes("scales", blocks), _VERDICT)
-    each = 12 + bits / 8 + 4 / BLOCK
-    return _warps(f"quantise_{kind}", (*arrays, _N), expected, each, tolerance)
+    bytes_each = 12 + bits / 8 + 4 / BLOCK
+    return _warps(f"quantise_{kind}", (*arrays, _N), expected, bytes_each, tolerance)
 
 
 def _warps(
@@ -198,10 +198,10 @@ def _quadruples(
 def _onto(expected: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """y plus the decoded values, rounded once."""
 
-    def applied(y: Wide, n: int, **arguments: Any) -> dict[str, Any]:
+    def apply(y: Wide, n: int, **arguments: Any) -> dict[str, Any]:
         return {"y": _single(y[:n] + expected(n=n, **arguments)["y"])}
 
-    return applied
+    return apply
 
 
 def _decoders(
@@ -230,10 +230,10 @@ def _casts(
     back: Callable[..., dict[str, Any]],
 ) -> tuple[Kernel, ...]:
     error = changes("error", "n", align=16, optional=True)
-    there = (_G, error, writes("q", "n", "u2", align=8), _VERDICT, _N)
+    parameters = (_G, error, writes("q", "n", "u2", align=8), _VERDICT, _N)
     codes = (reads("q", "n", "u2", align=8),)
     return (
-        _quadruples(f"cast_{kind}", there, _cast(convert), 14),
+        _quadruples(f"cast_{kind}", parameters, _cast(convert), 14),
         *_decoders((f"uncast_{kind}", f"apply_{kind}"), codes, back, 2),
     )
 

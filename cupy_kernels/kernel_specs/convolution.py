@@ -44,7 +44,7 @@ SUMMED = Tolerance(2e-5, 5e-5)
 Round = Callable[[Wide], Wide]
 
 
-def rounded(x: Wide, kind: str) -> Wide:
+def round_to(x: Wide, kind: str) -> Wide:
     """x rounded to tf32 (ties away from zero) or bf16 (ties to even)."""
     if kind == "fp32":
         return x
@@ -73,44 +73,44 @@ def _rules(s: Any) -> tuple[Any, ...]:
     return (s["sh"], s["sw"]), (s["ph"], s["pw"]), (s["dh"], s["dw"]), s["groups"]
 
 
-def _expected_forward(kind: str) -> Callable[..., dict[str, Any]]:
-    def expected(
+def _make_forward(kind: str) -> Callable[..., dict[str, Any]]:
+    def evaluate(
         x: Wide, weight: Wide, bias: Any, relu: int, residual: Any, **shape: Any
     ) -> dict[str, Any]:
-        images, filters = rounded(x, kind), _filters(rounded(weight, kind), shape)
+        images, filters = round_to(x, kind), _filters(round_to(weight, kind), shape)
         y = reference.convolution(_first(images, shape, "c"), filters, bias, *_rules(shape))
         y = y.transpose(0, 2, 3, 1)
         if residual is not None:
             y = y + residual.reshape(y.shape)
         return {"y": np.where(y <= 0, 0, y) if relu else y}
 
-    return expected
+    return evaluate
 
 
-def _expected_data(kind: str) -> Callable[..., dict[str, Any]]:
-    def expected(dy: Wide, weight: Wide, mask: Any, **shape: Any) -> dict[str, Any]:
+def _make_data(kind: str) -> Callable[..., dict[str, Any]]:
+    def evaluate(dy: Wide, weight: Wide, mask: Any, **shape: Any) -> dict[str, Any]:
         images = np.zeros((shape["n"], shape["c"], shape["h"], shape["w"]))
-        filters = _filters(rounded(weight, kind), shape)
-        gradient = _first(rounded(dy, kind), shape, "o")
+        filters = _filters(round_to(weight, kind), shape)
+        gradient = _first(round_to(dy, kind), shape, "o")
         dx, _, _ = reference.convolution_backward(gradient, images, filters, *_rules(shape))
         dx = dx.transpose(0, 2, 3, 1)
         return {"dx": dx if mask is None else dx * (mask.reshape(dx.shape) > 0)}
 
-    return expected
+    return evaluate
 
 
-def _expected_weight(kind: str) -> Callable[..., dict[str, Any]]:
+def _make_weight(kind: str) -> Callable[..., dict[str, Any]]:
     """The expected partial sums of the weight's gradient, over equal parts of the pixels."""
 
-    def expected(x: Wide, dy: Wide, splits: int, **shape: Any) -> dict[str, Any]:
-        images = _first(rounded(x, kind), shape, "c")
-        gradient = rounded(dy, kind).reshape(-1, shape["o"])
-        each = -(-len(gradient) // (DEPTH * splits)) * DEPTH
+    def evaluate(x: Wide, dy: Wide, splits: int, **shape: Any) -> dict[str, Any]:
+        images = _first(round_to(x, kind), shape, "c")
+        gradient = round_to(dy, kind).reshape(-1, shape["o"])
+        pixels_each = -(-len(gradient) // (DEPTH * splits)) * DEPTH
         filters = np.zeros((shape["o"], shape["c"] // shape["groups"], shape["kh"], shape["kw"]))
         parts = []
         for split in range(splits):
             part = np.zeros_like(gradient)
-            chosen = slice(split * each, (split + 1) * each)
+            chosen = slice(split * pixels_each, (split + 1) * pixels_each)
             part[chosen] = gradient[chosen]
             dy_part = _first(part, shape, "o")
             parts.append(
@@ -119,7 +119,7 @@ def _expected_weight(kind: str) -> Callable[..., dict[str, Any]]:
         filters = np.stack(parts)
         return {"parts": filters.transpose(0, 1, 3, 4, 2) if shape["packed"] else filters}
 
-    return expected
+    return evaluate
 
 
 def _sum_splits(
@@ -190,7 +190,7 @@ def _row(
     expected: Callable[..., dict[str, Any]],
 ) -> Kernel:
     """A row; two blocks a multiprocessor for tensor cores, one of 64 sums a thread in float32."""
-    sizes = tuple(scalar(one, "i4") for one in SHAPE)
+    sizes = tuple(scalar(size_name, "i4") for size_name in SHAPE)
     return Kernel(
         name,
         "convolution.cu",
@@ -214,7 +214,7 @@ def _rows(kind: str) -> tuple[Kernel, ...]:
     residual = reads("residual", "n*oh*ow*o", align=16, optional=True)
     parts = writes("parts", lambda s: s["splits"] * weight_size(s), align=16)
     relu, splits = scalar("relu", "i4"), scalar("splits", "i4")
-    expected = _expected_forward(kind), _expected_data(kind), _expected_weight(kind)
+    expected = _make_forward(kind), _make_data(kind), _make_weight(kind)
     return (
         _row(
             f"conv_forward_{kind}",

@@ -14,7 +14,7 @@ STRIDES = ("a_row", "a_step", "b_step", "b_column", "y_row")
 SIDE = 16
 
 
-def _padded(x: Wide, s: Any) -> Wide:
+def _pad(x: Wide, s: Any) -> Wide:
     """The images, padded so that every tap of every window is within them."""
     images = x.reshape(s["n"], s["h"], s["w"], s["c"])
     return np.pad(images, ((0, 0), (s["ph"],) * 2, (s["pw"],) * 2, (0, 0)))
@@ -23,14 +23,14 @@ def _padded(x: Wide, s: Any) -> Wide:
 def _taps(s: Any) -> Any:
     """(i, j) and the slices of the padded images that this tap of every window reads."""
     for i, j in product(range(s["kh"]), range(s["kw"])):
-        top, left = i * s["dh"], j * s["dw"]
+        top, x_start = i * s["dh"], j * s["dw"]
         down = slice(top, top + s["sh"] * (s["oh"] - 1) + 1, s["sh"])
-        right = slice(left, left + s["sw"] * (s["ow"] - 1) + 1, s["sw"])
+        right = slice(x_start, x_start + s["sw"] * (s["ow"] - 1) + 1, s["sw"])
         yield i, j, (slice(None), down, right)
 
 
 def im2col(x: Wide, **s: Any) -> dict[str, Any]:
-    padded = _padded(x, s)
+    padded = _pad(x, s)
     columns = np.zeros((s["n"], s["oh"], s["ow"], s["c"], s["kh"], s["kw"]))
     for i, j, cells in _taps(s):
         columns[..., i, j] = padded[cells]
@@ -39,18 +39,18 @@ def im2col(x: Wide, **s: Any) -> dict[str, Any]:
 
 def col2im(columns: Wide, **s: Any) -> dict[str, Any]:
     windows = columns.reshape(s["n"], s["oh"], s["ow"], s["c"], s["kh"], s["kw"])
-    padded = _padded(np.zeros(s["n"] * s["h"] * s["w"] * s["c"]), s)
+    padded = _pad(np.zeros(s["n"] * s["h"] * s["w"] * s["c"]), s)
     for i, j, cells in _taps(s):
         padded[cells] += windows[..., i, j]
     return {"dx": padded[:, s["ph"] : s["ph"] + s["h"], s["pw"] : s["pw"] + s["w"]]}
 
 
-def strided_product(a: Wide, b: Wide, y: Wide, **s: int) -> dict[str, Any]:
+def multiply_strided(a: Wide, b: Wide, y: Wide, **s: int) -> dict[str, Any]:
     i, j, k = (np.arange(s[name]) for name in ("rows", "columns", "depth"))
-    left = a.reshape(-1)[i[:, None] * s["a_row"] + k * s["a_step"]]
+    factors = a.reshape(-1)[i[:, None] * s["a_row"] + k * s["a_step"]]
     right = b.reshape(-1)[k[:, None] * s["b_step"] + j * s["b_column"]]
     result = y.reshape(-1).copy()
-    result[i[:, None] * s["y_row"] + j] = left @ right
+    result[i[:, None] * s["y_row"] + j] = factors @ right
     return {"y": result}
 
 
@@ -96,7 +96,7 @@ ROWS = (
             *(scalar(name) for name in ("rows", "columns", "depth", *STRIDES)),
         ),
         Geometry((SIDE, SIDE, 1), lambda s: (-(-s["columns"] // SIDE), -(-s["rows"] // SIDE), 1)),
-        strided_product,
+        multiply_strided,
         bytes_each=4,
         tolerance=Tolerance(2e-5, 2e-5),
     ),

@@ -29,7 +29,7 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
     return c0, c1, c2, c3
 
 
-def drawn_words(n: int, step: int, layer: int, seed: int) -> Any:
+def draw_words(n: int, step: int, layer: int, seed: int) -> Any:
     """The word of each of n elements."""
     key = (seed & _LOW, seed >> 32)
     groups = [philox((g, step >> 32, step & _LOW, layer), key) for g in range(-(-n // 4))]
@@ -37,13 +37,13 @@ def drawn_words(n: int, step: int, layer: int, seed: int) -> Any:
 
 
 def _philox_words(step: Any, seed: Any, layer: Any, n: int, **_: Any) -> dict[str, Any]:
-    return {"words": drawn_words(n, int(step[0]), int(layer), int(seed))}
+    return {"words": draw_words(n, int(step[0]), int(layer), int(seed))}
 
 
 def _dropout_apply(
     x: Wide, step: Any, seed: Any, layer: Any, limit: Any, scale: Any, n: int, **_: Any
 ) -> dict[str, Any]:
-    dropped = drawn_words(n, int(step[0]), int(layer), int(seed)) < int(limit)
+    dropped = draw_words(n, int(step[0]), int(layer), int(seed)) < int(limit)
     return {"y": np.where(dropped, 0, float(scale) * x)}
 
 

@@ -97,7 +97,7 @@ def _floats(names: tuple[str, ...]) -> tuple[Parameter, ...]:
 def _forward(name: str) -> Kernel:
     names = _SETTINGS.get(name, ())
 
-    def expected(x: Wide, **others: Any) -> dict[str, Any]:
+    def evaluate(x: Wide, **others: Any) -> dict[str, Any]:
         return {"y": FORWARD[name](x, *(others[setting] for setting in names))}
 
     return Kernel(
@@ -105,7 +105,7 @@ def _forward(name: str) -> Kernel:
         "elementwise.cu",
         (reads("x", "n"), writes("y", "n"), *_floats(names), scalar("n")),
         over("n"),
-        expected,
+        evaluate,
         bytes_each=8,
         tolerance=Tolerance(2e-6, 1e-6),
         in_place=(("x", "y"),),
@@ -117,7 +117,7 @@ def _backward(name: str) -> Kernel:
     # The derivative in terms of the output of base^(...) does not depend on the shift.
     names = ("inner",) if name == "exp" else _SETTINGS.get(name, ())
 
-    def expected(dy: Wide, **others: Any) -> dict[str, Any]:
+    def evaluate(dy: Wide, **others: Any) -> dict[str, Any]:
         return {"dx": dy * derivative(others[seen], *(others[setting] for setting in names))}
 
     return Kernel(
@@ -125,7 +125,7 @@ def _backward(name: str) -> Kernel:
         "elementwise.cu",
         (reads("dy", "n"), reads(seen, "n"), writes("dx", "n"), *_floats(names), scalar("n")),
         over("n"),
-        expected,
+        evaluate,
         bytes_each=12,
         tolerance=Tolerance(4e-6, 1e-6),
         in_place=(("dy", "dx"),),

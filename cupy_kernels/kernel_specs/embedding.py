@@ -12,9 +12,9 @@ def embedding_gather(
     table: Wide, ids: Any, rows: int, count: int, width: int, **_: Any
 ) -> dict[str, Any]:
     y = np.zeros((count, width))
-    for place, chosen in enumerate(ids[:count]):
+    for row, chosen in enumerate(ids[:count]):
         if 0 <= chosen < rows:
-            y[place] = table.reshape(-1, width)[chosen]
+            y[row] = table.reshape(-1, width)[chosen]
     return {"y": y}
 
 

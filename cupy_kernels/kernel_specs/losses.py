@@ -19,12 +19,12 @@ NEAR = 1e-4
 def _class_loss(
     x: Wide, labels: Any, rule: int, factor: Any, rows: int, k: int, **_: Any
 ) -> dict[str, Any]:
-    scores, own = x.reshape(rows, k), np.arange(k) == labels[:, None]
+    scores, is_true = x.reshape(rows, k), np.arange(k) == labels[:, None]
     if rule == LOGARITHM:
         p = np.maximum(scores, LEAST_PROBABILITY)
-        losses, slopes = np.where(own, -np.log(p), 0), np.where(own, -1 / p, 0)
+        losses, slopes = np.where(is_true, -np.log(p), 0), np.where(is_true, -1 / p, 0)
     else:
-        sign = np.where(own, -1, 1)
+        sign = np.where(is_true, -1, 1)
         margin = np.maximum(0, 1 + sign * scores)
         losses, slopes = margin, sign * (margin > 0)
         if rule == SQUARED_HINGE:
@@ -46,9 +46,9 @@ def _infogain_loss(
         if not 0 <= label < k:
             losses[row], dx[row] = np.nan, np.nan
             continue
-        gain, own = matrix.reshape(k, k)[label], p.reshape(rows, k)[row]
-        losses[row] = -gain @ np.log(np.maximum(own, SMALLEST))
-        dx[row] = scale[0] * (own * gain.sum() - gain)
+        gain, probabilities = matrix.reshape(k, k)[label], p.reshape(rows, k)[row]
+        losses[row] = -gain @ np.log(np.maximum(probabilities, SMALLEST))
+        dx[row] = scale[0] * (probabilities * gain.sum() - gain)
     return {"losses": losses, "dx": dx}
 
 

@@ -80,9 +80,12 @@ def _within_backward(dy: Wide, x: Wide, scale: Wide, **a: Any) -> dict[str, Any]
 
 def _sums(terms: tuple[Wide, Wide], rows: int) -> Wide:
     """The partial sums, an array [2][chunk][channel]."""
-    each = -(-rows // chunks(rows))
+    chunk_rows = -(-rows // chunks(rows))
     return np.array(
-        [[t[k * each : (k + 1) * each].sum(axis=0) for k in range(chunks(rows))] for t in terms]
+        [
+            [t[k * chunk_rows : (k + 1) * chunk_rows].sum(axis=0) for k in range(chunks(rows))]
+            for t in terms
+        ]
     )
 
 
@@ -95,11 +98,11 @@ def _moments(x: Wide, rows: int, channels: int, **_: Any) -> dict[str, Any]:
 def _statistics(x: Wide, partials: Wide, rows: int, channels: int, **a: Any) -> dict[str, Any]:
     shifted, squares = partials.reshape(2, a["chunks"], channels).sum(axis=1) / rows
     mean, variance = x[:channels] + shifted, np.maximum(squares - shifted**2, 0)
-    found = {"mean": mean, "deviate": 1 / np.sqrt(variance + float(a["epsilon"]))}
+    outputs = {"mean": mean, "deviate": 1 / np.sqrt(variance + float(a["epsilon"]))}
     if a["running_mean"] is None:
-        return found
+        return outputs
     keep, unbiased = float(a["fraction"]), rows / max(rows - 1, 1)
-    return found | {
+    return outputs | {
         "running_mean": keep * a["running_mean"] + mean,
         "running_variance": keep * a["running_variance"] + unbiased * variance,
         "running_factor": keep * a["running_factor"] + 1,

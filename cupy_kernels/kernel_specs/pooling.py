@@ -16,7 +16,7 @@ from cupy_kernels.kernel_spec import (
     scalar,
     writes,
 )
-from cupy_kernels.kernel_specs.dropout import RANDOM_KEY, drawn_words
+from cupy_kernels.kernel_specs.dropout import RANDOM_KEY, draw_words
 from cupy_kernels.types import Wide
 
 NUMBERS = ("h", "w", "c", "oh", "ow", "kh", "kw", "sh", "sw", "ph", "pw")
@@ -32,7 +32,7 @@ def _rows(image_rows: str) -> Geometry:
     return Geometry((128, 1, 1), grid)
 
 
-def _turned(blob: Wide, n: int, h: int, w: int, c: int) -> Wide:
+def _to_nchw(blob: Wide, n: int, h: int, w: int, c: int) -> Wide:
     return blob[: n * h * w * c].reshape(n, h, w, c).transpose(0, 3, 1, 2)
 
 
@@ -41,12 +41,12 @@ def _share(mode: str, x: Wide, a: dict[str, Any]) -> tuple[Wide, Wide]:
     pairs = [(a["k" + d], a["s" + d], a["p" + d]) for d in "hw"]
     kernel, stride, pad = ((first, second) for first, second in zip(*pairs, strict=True))
     size = (a["h"], a["w"])
-    up = reference.pooled_size(size, kernel, stride, pad, True) == (a["oh"], a["ow"])
+    up = reference.count_windows(size, kernel, stride, pad, True) == (a["oh"], a["ow"])
     return reference.pooling(x, mode, kernel, stride, pad, up)
 
 
 def _max_forward(x: Wide, **a: Any) -> dict[str, Any]:
-    image = _turned(x, a["n"], a["h"], a["w"], a["c"])
+    image = _to_nchw(x, a["n"], a["h"], a["w"], a["c"])
     y, share = _share("max", image, a)
     flat = share.reshape(*y.shape, a["h"] * a["w"]).argmax(axis=-1)
     p, q = np.ogrid[: a["oh"], : a["ow"]]
@@ -68,14 +68,14 @@ def _max_backward(dy: Wide, where: Any, **a: Any) -> dict[str, Any]:
 
 
 def _average_forward(x: Wide, **a: Any) -> dict[str, Any]:
-    y, _ = _share("average", _turned(x, a["n"], a["h"], a["w"], a["c"]), a)
+    y, _ = _share("average", _to_nchw(x, a["n"], a["h"], a["w"], a["c"]), a)
     return {"y": y.transpose(0, 2, 3, 1)}
 
 
 def _average_backward(dy: Wide, **a: Any) -> dict[str, Any]:
     blank = np.zeros((a["n"], a["c"], a["h"], a["w"]))
     _, share = _share("average", blank, a)
-    dx = reference.pooling_backward(_turned(dy, a["n"], a["oh"], a["ow"], a["c"]), share)
+    dx = reference.pooling_backward(_to_nchw(dy, a["n"], a["oh"], a["ow"], a["c"]), share)
     return {"dx": dx.transpose(0, 2, 3, 1)}
 
 
@@ -84,7 +84,7 @@ def _stochastic_forward(
 ) -> dict[str, Any]:
     """Window by window; the words are dropout's."""
     shape = (n, a["oh"], a["ow"], a["c"])
-    words = drawn_words(int(np.prod(shape)), int(step[0]), int(layer), int(seed)).reshape(shape)
+    words = draw_words(int(np.prod(shape)), int(step[0]), int(layer), int(seed)).reshape(shape)
     images = x.reshape(n, a["h"], a["w"], a["c"])
     y, where = np.zeros(shape), np.zeros(shape)
     for m, p, q, k in np.ndindex(shape):

@@ -12,7 +12,7 @@ def _sigmoid(x: Wide) -> Wide:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
-def _kept(cont: Wide, values: Wide | None, width: int) -> Any:
+def _carry(cont: Wide, values: Wide | None, width: int) -> Any:
     """cont * values by row of this width, as a matrix; 0 without values."""
     return 0 if values is None else cont[:, None] * values.reshape(len(cont), width)
 
@@ -28,12 +28,12 @@ def _lstm_forward(
     **_: Any,
 ) -> dict[str, Any]:
     wide = 4 * outputs
-    sums = gates.reshape(batch, wide) + _kept(cont, products, wide)
+    sums = gates.reshape(batch, wide) + _carry(cont, products, wide)
     i, f, o, g = sums.reshape(batch, 4, outputs).transpose(1, 0, 2)
     i, f, o, g = _sigmoid(i), _sigmoid(f), _sigmoid(o), np.tanh(g)
-    cells = f * _kept(cont, cells_before, outputs) + i * g
+    cells = f * _carry(cont, cells_before, outputs) + i * g
     hidden = o * np.tanh(cells)
-    counted = np.zeros((batch, outputs)) + _kept(cont, before, outputs)
+    counted = np.zeros((batch, outputs)) + _carry(cont, before, outputs)
     active = np.stack((i, f, o, g), axis=1)
     states = {"hidden": hidden, "state": hidden, "counted": counted}
     return {"gates": active, "cells": cells, **states}
@@ -55,7 +55,7 @@ def _lstm_backward(
     squashed, shape = np.tanh(cells.reshape(batch, outputs)), (batch, outputs)
     dh = (dhidden + (0 if dproducts is None else dproducts)).reshape(shape)
     dc = dcells.reshape(shape) + dh * o * (1 - squashed**2)
-    past = _kept(cont, cells_before, outputs)
+    past = _carry(cont, cells_before, outputs)
     parts = dc * g * i * (1 - i), dc * past * f * (1 - f), dh * squashed * o * (1 - o)
     dgates = np.concatenate((*parts, dc * i * (1 - g**2)), axis=1)
     counted = cont[:, None] * dgates
@@ -66,8 +66,8 @@ def _rnn_forward(
     inputs: Wide, products: Wide | None, cont: Wide, before: Wide | None, **shape: Any
 ) -> dict[str, Any]:
     outputs = shape["outputs"]
-    hidden = np.tanh(inputs.reshape(len(cont), outputs) + _kept(cont, products, outputs))
-    counted = 0 * hidden + _kept(cont, before, outputs)
+    hidden = np.tanh(inputs.reshape(len(cont), outputs) + _carry(cont, products, outputs))
+    counted = 0 * hidden + _carry(cont, before, outputs)
     return {"hidden": hidden, "state": hidden, "counted": counted}
 
 

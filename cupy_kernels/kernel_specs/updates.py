@@ -123,7 +123,7 @@ def _dc_asgd_adaptive(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
 
 
 def _reference(formula: Formula, slots: tuple[str, ...]) -> Callable[..., dict[str, Any]]:
-    def expected(
+    def evaluate(
         w: Doubles,
         g: Doubles,
         groups: Any,
@@ -146,7 +146,7 @@ def _reference(formula: Formula, slots: tuple[str, ...]) -> Callable[..., dict[s
         new, after = formula(w, scale * g + decays * penalty, old, p)
         return {"out": new, **dict(zip(slots, after, strict=True))}
 
-    return expected
+    return evaluate
 
 
 def _chunks(sizes: Sizes) -> int:

@@ -20,7 +20,7 @@ THERE = EmulatorBackend(Emulator())
 def emulated(*shape: int) -> Any:
     """0, 1, 2, ... as float32."""
     values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    return backends.copied(values, THERE)
+    return backends.copy_to(values, THERE)
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
@@ -48,12 +48,12 @@ def test_an_engine_goes_with_every_view(name: str) -> None:
 def test_memory_of_its_own_is_counted() -> None:
     """Views are free; every allocation is counted."""
     x = emulated(4, 6)
-    before = Emulated.made
+    before = Emulated.allocations
     for view in (x[1:], x.reshape(6, 4), x.T, x[0, 0], x.view(np.uint32)):
         assert np.shares_memory(view, x)
-    assert Emulated.made == before
+    assert Emulated.allocations == before
     assert len([x.copy(), np.empty_like(x), x.T.reshape(-1)]) == 3
-    assert Emulated.made == before + 3
+    assert Emulated.allocations == before + 3
 
 
 LOOKS: dict[str, Callable[[Any], Any]] = {
@@ -89,7 +89,7 @@ def test_a_launch_over_two_places_is_refused() -> None:
     """A stray array is named, NumPy's or another emulator's."""
     x, other = (
         emulated(6),
-        backends.copied(emulated(6), EmulatorBackend(Emulator(Schedule.REVERSED))),
+        backends.copy_to(emulated(6), EmulatorBackend(Emulator(Schedule.REVERSED))),
     )
     with pytest.raises(BadLaunch, match="y: expected an array on the same device as the others"):
         launch("relu_forward", x=x, y=other, slope=0.0, n=6)
@@ -104,11 +104,11 @@ def test_arrays_move_between_places(cupy: Any) -> None:
     homes: dict[Backend, Any] = {HOST: np.ndarray, THERE: Emulated, GPU: cupy.ndarray}
     for place, kind in homes.items():
         for source in homes:
-            there = backends.zeros((3, 4), np.float32, backends.copied(values, place))
+            there = backends.zeros((3, 4), np.float32, backends.copy_to(values, place))
             assert isinstance(there, kind)
             assert backend_of(there) == place
-            backends.copy(backends.copied(values, source), there)
-            backends.copy(backends.copied(values[0], source), there[2])
+            backends.copy(backends.copy_to(values, source), there)
+            backends.copy(backends.copy_to(values[0], source), there[2])
             back = backends.as_host(there)
             assert type(back) is np.ndarray
             np.testing.assert_array_equal(back, [values[0], values[1], values[0]])
@@ -132,8 +132,8 @@ def test_a_workspace_allocates_where_its_arrays_live() -> None:
     work, x = Workspace(), emulated(4)
     first = work.take("y", (4,), x)
     assert backend_of(first) == THERE
-    before = Emulated.made
+    before = Emulated.allocations
     assert np.shares_memory(work.take("y", (2, 2), x), first)
-    assert Emulated.made == before
+    assert Emulated.allocations == before
     assert backend_of(work.zeros("y", (4,))) == HOST
     assert not backends.as_host(work.zeros("y", (4,), x)).any()

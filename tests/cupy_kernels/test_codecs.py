@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupy_kernels import codecs, codecs_numpy
-from cupy_kernels.backends import EmulatorBackend, as_host, copied
+from cupy_kernels.backends import EmulatorBackend, as_host, copy_to
 from cupy_kernels.codecs import Dense
 from cupy_kernels.cpu import codecs as codec_loops
 from cupy_kernels.emulator import Emulator
@@ -129,12 +129,12 @@ def test_the_cuda_kernels_write_and_read_the_same_bytes(kind: Dense) -> None:
             kept = np.abs(np.float32(factor) * g + error) > 4 * LEAST
             g, error = np.where(kept, g, 0), np.where(kept, error, 0)
             payload, left = encoded(kind, g, error, factor)
-            theirs, their_error = copied(np.full_like(payload, 0xFF), place), copied(error, place)
-            codecs.encode(kind, copied(g, place), their_error, theirs, np.float32(factor))
+            theirs, their_error = copy_to(np.full_like(payload, 0xFF), place), copy_to(error, place)
+            codecs.encode(kind, copy_to(g, place), their_error, theirs, np.float32(factor))
             assert as_host(theirs).tobytes() == payload.tobytes()
             expected = np.where(np.abs(left) < LEAST, 0, left)
             np.testing.assert_array_equal(as_host(their_error), expected)
-            y = copied(np.full(n, np.nan, np.float32), place)
+            y = copy_to(np.full(n, np.nan, np.float32), place)
             codecs.decode(kind, theirs, y)
             assert as_host(y).tobytes() == decoded(kind, payload, n).tobytes()
 
@@ -147,9 +147,9 @@ def test_weights_are_rounded_alike_on_a_device(kind: Any) -> None:
         EmulatorBackend(Emulator()),
         np.random.default_rng(8).standard_normal(777, np.float32),
     )
-    ours, theirs = np.empty(2 * 777, np.uint8), copied(np.zeros(2 * 777, np.uint8), place)
+    ours, theirs = np.empty(2 * 777, np.uint8), copy_to(np.zeros(2 * 777, np.uint8), place)
     codecs.cast(kind, x, ours)
-    codecs.cast(kind, copied(x, place), theirs)
+    codecs.cast(kind, copy_to(x, place), theirs)
     assert as_host(theirs).tobytes() == ours.tobytes()
 
 

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cupy_kernels import convolution, reference
-from cupy_kernels.cpu import convolution as on_host
+from cupy_kernels.cpu import convolution as cpu
 from cupy_kernels.cpu import loops
 from cupy_kernels.types import Array
 from cupy_kernels.window_shapes import Convolution
@@ -58,7 +58,7 @@ def test_forward_and_backward_equal_the_reference(
 def test_blocks_of_any_size_make_up_the_whole(lines: int) -> None:
     """An output line at a time, a part of an image, and several images."""
     shape = Convolution((3, 3), pad=(1, 1))
-    with patch.object(on_host, "_BLOCK", lines * 8 * 9 * 4):
+    with patch.object(cpu, "_BLOCK", lines * 8 * 9 * 4):
         check(shape, 3, (9, 8), (4, 5), seed=6)
 
 
@@ -81,7 +81,7 @@ def check(
     dy = draw(rng, *y.shape)
     dweight, dbias = np.full_like(weight, np.nan), np.full_like(bias, np.nan)
     dx = convolution.backward(
-        dy, columns, x.shape, weight, dweight, dbias, shape, work, wanted=True
+        dy, columns, x.shape, weight, dweight, dbias, shape, work, needs_dx=True
     )
     assert dx is not None
     wide_dy = dy.transpose(0, 3, 1, 2).astype(np.float64)
@@ -99,7 +99,7 @@ def test_gradients_that_nobody_wants_are_not_computed() -> None:
     x, weight = draw(rng, 2, 5, 5, 2), draw(rng, 4, 2, 3, 3)
     y, columns = convolution.forward(x, weight, None, shape, work)
     dbias = np.full(4, np.nan, np.float32)
-    dx = convolution.backward(y, columns, x.shape, weight, None, dbias, shape, work, wanted=False)
+    dx = convolution.backward(y, columns, x.shape, weight, None, dbias, shape, work, needs_dx=False)
     assert dx is None
     np.testing.assert_allclose(dbias, y.sum(axis=(0, 1, 2)), rtol=1e-4)
 

@@ -25,12 +25,12 @@ def test_inner_product_equals_the_reference(m: int, k: int, out: int, seed: int)
     wide = [a.astype(np.float64) for a in (x, weight, bias, dy)]
     np.testing.assert_allclose(y, reference.inner_product(*wide[:3]), rtol=1e-4, atol=1e-5)
     dweight, dbias = np.full_like(weight, np.nan), np.full_like(bias, np.nan)
-    dx = inner_product.backward(dy, x, weight, dweight, dbias, work, wanted=True)
+    dx = inner_product.backward(dy, x, weight, dweight, dbias, work, needs_dx=True)
     expected = reference.inner_product_backward(wide[3], wide[0], wide[1])
     for ours, theirs in zip((dx, dweight, dbias), expected, strict=True):
         assert ours is not None
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-    assert inner_product.backward(dy, x, weight, None, None, work, wanted=False) is None
+    assert inner_product.backward(dy, x, weight, None, None, work, needs_dx=False) is None
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.1, -0.5])

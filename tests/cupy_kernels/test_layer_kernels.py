@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cupy_kernels import dropout, pooling, sources
-from cupy_kernels.backends import EmulatorBackend, as_host, copied
-from cupy_kernels.cpu import dropout as on_host
+from cupy_kernels.backends import EmulatorBackend, as_host, copy_to
+from cupy_kernels.cpu import dropout as cpu
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.kernel_spec import Kernel, one_block, reads, writes
 from cupy_kernels.kernel_specs import dropout as rows_of_dropout
@@ -79,7 +79,7 @@ def test_philox_gives_the_published_words(
     counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
 ) -> None:
     """The CUDA function, the CPU's and the reference give the authors' words, ten rounds each."""
-    assert tuple(on_host.philox(counter, key).tolist()) == words
+    assert tuple(cpu.philox(counter, key).tolist()) == words
     assert rows_of_dropout.philox(counter, key) == words
     source = sources.expand(KNOWN_ANSWER)
     row = Kernel(
@@ -122,9 +122,9 @@ def test_both_backends_drop_the_same_elements(ratio: float, counted: bool) -> No
     y, kept = dropout.forward(x, ratio, draw, Workspace())
     dx = dropout.backward(dy, kept, Workspace())
     if counted:
-        draw = draw._replace(step=copied(np.array([step], np.uint64), there))
-    emulated_y, kept = dropout.forward(copied(x, there), ratio, draw, Workspace())
-    emulated_dx = dropout.backward(copied(dy, there), kept, Workspace())
+        draw = draw._replace(step=copy_to(np.array([step], np.uint64), there))
+    emulated_y, kept = dropout.forward(copy_to(x, there), ratio, draw, Workspace())
+    emulated_dx = dropout.backward(copy_to(dy, there), kept, Workspace())
     np.testing.assert_array_equal(as_host(emulated_y), y)
     np.testing.assert_array_equal(as_host(emulated_dx), dx)
     assert abs((y == 0).mean() - ratio) < 0.02

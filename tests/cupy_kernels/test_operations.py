@@ -29,11 +29,11 @@ from cupy_kernels import (
     reduction,
     softmax,
 )
-from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, backend_of, copied
+from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, backend_of, copy_to
 from cupy_kernels.cpu import loops
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.emulator.array import Emulated
-from cupy_kernels.gpu import convolution as in_kernels
+from cupy_kernels.gpu import convolution as gpu
 from cupy_kernels.types import AnyArray
 from cupy_kernels.workspace import Workspace
 from tests.cupy_kernels.operations import Operation, every_operation
@@ -55,7 +55,7 @@ def test_an_operation_equals_its_float64_reference(
 ) -> None:
     """On the device of its arrays, compiled or in NumPy, and its results are there, too."""
     with patch.object(loops, "COMPILED", compiled):
-        found = operation.run(lambda array: copied(array, place), defaultdict(Workspace))
+        found = operation.run(lambda array: copy_to(array, place), defaultdict(Workspace))
     assert found.keys() == operation.expected.keys()
     for name, values in found.items():
         assert backend_of(values) == place
@@ -76,18 +76,18 @@ def test_a_second_call_allocates_nothing(operation: Operation) -> None:
     def there(array: AnyArray) -> Any:
         nonlocal brought
         brought += 1
-        return copied(array, KERNELS)
+        return copy_to(array, KERNELS)
 
     works: defaultdict[str, Workspace] = defaultdict(Workspace)
     operation.run(there, works)
-    before, brought = Emulated.made, 0
+    before, brought = Emulated.allocations, 0
     operation.run(there, works)
-    assert Emulated.made - before == brought
+    assert Emulated.allocations - before == brought
 
 
 def test_weights_are_packed_for_large_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that read quadruples of channels give what those give that read them one by one."""
-    monkeypatch.setattr(in_kernels, "PACKED_PIXELS", 1)
+    monkeypatch.setattr(gpu, "PACKED_PIXELS", 1)
     packed = [one for one in OPERATIONS if one.name.startswith("convolution")]
     for operation in packed:
         test_an_operation_equals_its_float64_reference(operation, KERNELS, compiled=False)
@@ -111,15 +111,15 @@ def test_the_suite_above_leaves_no_operation_out(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(subject, "pick", watched)
     for operation in OPERATIONS:
         operation.run(np.array, defaultdict(Workspace))
-    bodies = {body for subject in SUBJECTS for body in public(vars(subject)["on_host"])}
+    bodies = {body for subject in SUBJECTS for body in public(vars(subject)["cpu"])}
     assert asked == bodies
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.__name__)
 def test_both_bodies_of_an_operation_have_one_signature(subject: ModuleType) -> None:
     """The same parameters by name and kind."""
-    for body in public(vars(subject)["on_host"]):
-        other = getattr(vars(subject)["in_kernels"], body.__name__)
+    for body in public(vars(subject)["cpu"]):
+        other = getattr(vars(subject)["gpu"], body.__name__)
         assert [*signature(body).parameters.items()] == [*signature(other).parameters.items()]
 
 

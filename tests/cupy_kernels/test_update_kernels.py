@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cupy_kernels import updates
-from cupy_kernels.backends import EmulatorBackend, as_host, copied
+from cupy_kernels.backends import EmulatorBackend, as_host, copy_to
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.kernel_specs.updates import CONSTANTS
 from cupy_kernels.registry import KERNELS
@@ -28,12 +28,12 @@ def test_kernels_and_loops_give_the_same_bits(rule: str, l1: bool) -> None:
     runs = updates.Runs(bounds, rates, decays, l1)
     weights = normal(size, 1)
     slots = tuple(np.zeros(size, np.float32) for _ in range(SLOTS.get(rule, 1)))
-    there, state = copied(weights, PLACE), tuple(copied(slot, PLACE) for slot in slots)
+    there, state = copy_to(weights, PLACE), tuple(copy_to(slot, PLACE) for slot in slots)
     for turn in range(3):
         gradient, out = normal(size, 10 + turn), np.empty(size, np.float32)
         written = PLACE.empty((size,), np.float32)
         updates.apply(rule, weights, gradient, slots, out, runs, constants(rule))
-        updates.apply(rule, there, copied(gradient, PLACE), state, written, runs, constants(rule))
+        updates.apply(rule, there, copy_to(gradient, PLACE), state, written, runs, constants(rule))
         weights, there = out, written
     assert as_host(there).tobytes() == weights.tobytes()
     assert [as_host(a).tobytes() for a in state] == [a.tobytes() for a in slots]
@@ -47,9 +47,9 @@ def test_what_lies_between_runs_keeps_its_zeros() -> None:
     weights[:100], gradient[64:100] = 1, 1
     slots = (PLACE.empty((size,), np.float32),)
     slots[0].fill(0)
-    there, out = copied(weights, PLACE), PLACE.empty((size,), np.float32)
+    there, out = copy_to(weights, PLACE), PLACE.empty((size,), np.float32)
     updates.apply(
-        "momentum", there, copied(gradient, PLACE), slots, out, runs, constants("momentum")
+        "momentum", there, copy_to(gradient, PLACE), slots, out, runs, constants("momentum")
     )
     expected = weights.copy()
     expected[64:100] -= np.float32(0.1)
@@ -62,17 +62,17 @@ def test_norms_agree(size: int) -> None:
     """But for the last bits; and a value that is none, or has no square, is never lost."""
     values = normal(size, size)
     expected = updates.squared_norm(values)
-    assert updates.squared_norm(copied(values, PLACE)) == pytest.approx(expected, rel=1e-6)
+    assert updates.squared_norm(copy_to(values, PLACE)) == pytest.approx(expected, rel=1e-6)
     for bad in (np.nan, np.inf, 1e30):
         values[size // 2] = bad
-        assert not np.isfinite(updates.squared_norm(copied(values, PLACE)))
+        assert not np.isfinite(updates.squared_norm(copy_to(values, PLACE)))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_means_agree(count: int) -> None:
     """Added in the order given, then divided, as on the host: the same bits; inputs stay."""
     arrays = [normal(1001, seed) for seed in range(count)]
-    there = [copied(array, PLACE) for array in arrays]
+    there = [copy_to(array, PLACE) for array in arrays]
     expected = updates.mean(arrays)
     assert as_host(updates.mean(there)).tobytes() == expected.tobytes()
     assert as_host(there[0]).tobytes() == arrays[0].tobytes() == normal(1001, 0).tobytes()

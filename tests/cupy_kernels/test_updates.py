@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cupy_kernels import updates
 from cupy_kernels.cpu import updates as update_loops
-from cupy_kernels.update_reference import REFERENCES, decayed
+from cupy_kernels.update_reference import REFERENCES, add_decay
 from cupy_kernels.updates import Floats, Runs
 from tests.support.update_arguments import HYPER, ROOTLESS, RULES, SLOTS, constants, normal, run_of
 
@@ -46,7 +46,7 @@ def test_loop_follows_the_float64_reference(rule: str, size: int, l1: bool) -> N
     weights = normal(size, SEED).astype(np.float64)
     slots = tuple(np.zeros(size) for _ in got[1:])
     for count in range(1, 4):
-        gradient = decayed(normal(size, SEED + count).astype(np.float64), weights, decay, l1)
+        gradient = add_decay(normal(size, SEED + count).astype(np.float64), weights, decay, l1)
         scale, hyper = rate, dict(HYPER[rule])
         if rule in ("adam", "adamw"):  # the caller corrects the rate; undo the reference's here
             correction = np.sqrt(1 - hyper["beta2"] ** count) / (1 - hyper["beta1"] ** count)

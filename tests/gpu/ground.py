@@ -40,7 +40,7 @@ class Ground:
         return self.put(self.dice.standard_normal(shape, np.float32))
 
     def put(self, array: NDArray[Any]) -> Any:
-        return backends.copied(np.ascontiguousarray(array), self.place)
+        return backends.copy_to(np.ascontiguousarray(array), self.place)
 
     def struct(self, dtype: np.dtype[Any], **fields: float) -> Any:
         """One of a kernel's structs, as bytes on the device."""

@@ -43,7 +43,7 @@ def check(
     `place` copies an array to where the kernel runs, `fetch` brings it back.
     """
     row = case.row or KERNELS[case.kernel]
-    given = row.completed(case.arguments)
+    given = row.complete(case.arguments)
     arguments = {k: _start(row, k, v, place) for k, v in given.items()}
     launch(row, engine=engine, grid=case.grid, block=case.block, **arguments)
     written = [p for p in row.outputs if arguments[p.name] is not None]

@@ -543,7 +543,7 @@ class Network:
         for name, gradient in gradients.items():
             seed = np.array(to_nhwc(gradient), np.float32, order="C")
             seeds[self._names[name]] = (
-                seed if seed.ndim == 0 else backends.copied(seed, backends.backend_of(like))
+                seed if seed.ndim == 0 else backends.copy_to(seed, backends.backend_of(like))
             )
         return seeds
 

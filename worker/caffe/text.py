@@ -136,7 +136,9 @@ def _check_finite(message: Message, where: str) -> None:
                 called = f" {quote(name)}" if isinstance(name, str) and name else ""
                 _check_finite(element, f"{where}: {field.name}{called}")
             elif isinstance(element, float) and not isfinite(element):
-                raise BadInput(f"{where}: {field.name}", expected="a finite number", got=f"{element:g}")
+                raise BadInput(
+                    f"{where}: {field.name}", expected="a finite number", got=f"{element:g}"
+                )
 
 
 def _check_depth(text: str, file: str) -> None:

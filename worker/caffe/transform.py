@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels import image_layout
-from cupy_kernels.backends import as_host, backend_of, copied
+from cupy_kernels.backends import as_host, backend_of, copy_to
 from cupy_kernels.types import AnyArray, Array
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
@@ -86,7 +86,7 @@ class Transform:
     def in_backend(self, pixels: AnyArray, out: Array) -> None:
         """Subtract the channels' means from (n, c, h, w) and scale, into `out` (n, h, w, c)."""
         if self._means is not None and backend_of(self._means) != backend_of(out):
-            self._means = copied(self._means, backend_of(out))
+            self._means = copy_to(self._means, backend_of(out))
         image_layout.images(pixels, self._means, self._param.scale, out)
 
     def _places(self, rows: int, step_key: StepKey) -> tuple[list[int], list[int], list[bool]]:

@@ -118,7 +118,7 @@ class Gpu:
         return array
 
     def allocate_pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        return cupy_device.pinned(shape, dtype)
+        return cupy_device.allocate_pinned(shape, dtype)
 
     def upload(self, source: NDArray[Any], target: AnyArray, stream: Stream) -> None:
         assert source.flags.c_contiguous, "CuPy would copy a temporary, gone before it is read"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from cupy_kernels.backends import GPU, copied
+from cupy_kernels.backends import GPU, copy_to
 from cupy_kernels.types import AnyArray
 from shards import argument_checks
 from shards.buffer_pool import Allocator, heap_allocator
@@ -84,7 +84,7 @@ def lend_weights(
         yield weights
         return
     with Gpu(_index(request, partition, assigned, max(count, 1))).use():
-        yield copied(weights, GPU)
+        yield copy_to(weights, GPU)
 
 
 def check(model: Model, request: DeviceRequest) -> None:

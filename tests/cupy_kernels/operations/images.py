@@ -61,9 +61,9 @@ def convolve(
         y, kept = convolution.forward(a, b, there(bias), shape, works["a"])
         dw, db = there(unwritten(weight)), there(unwritten(bias))
         dx = convolution.backward(
-            gradient, kept, a.shape, b, dw, db, shape, works["a"], wanted=True
+            gradient, kept, a.shape, b, dw, db, shape, works["a"], needs_dx=True
         )
-        turned = convolution.transposed(gradient, size, b, shape, works["t"])
+        turned = convolution.transpose(gradient, size, b, shape, works["t"])
         cut, _ = convolution.forward(a, b, None, shape, works["b"], relu=True)
         return {"y": y, "dx": dx, "dw": dw, "db": db, "relu": cut, "transposed": turned}
 

@@ -31,7 +31,7 @@ def multiply(dice: np.random.Generator, *, transposed: bool) -> Operation:
         if transposed:
             b, dw = b.T, dw.T
         y = inner_product.forward(a, b, there(bias), works["a"])
-        dx = inner_product.backward(gradient, a, b, dw, db, works["a"], wanted=True)
+        dx = inner_product.backward(gradient, a, b, dw, db, works["a"], needs_dx=True)
         cut = inner_product.forward(a, b, there(bias), works["b"], relu=True)
         return {"y": y, "dx": dx, "dw": dw, "db": db, "relu": cut}
 

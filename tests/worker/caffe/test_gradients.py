@@ -15,7 +15,7 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels.backends import HOST, EmulatorBackend, as_host, copied
+from cupy_kernels.backends import HOST, EmulatorBackend, as_host, copy_to
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.types import AnyArray
 from tests.support.caffe_nets import blob
@@ -393,7 +393,7 @@ def test_kernels_compute_what_the_host_computes(name: str, data: st.DataObject) 
     net, batch, weights, rng = built(name, setting)
     factors: dict[str, AnyArray] = {}
     for place in (HOST, KERNELS):
-        arena, out = copied(weights, place), copied(0 * weights, place)
+        arena, out = copy_to(weights, place), copy_to(0 * weights, place)
         net.reset()
         net.forward(arena, batch)
         tops = {f"t{i}": net.blob(f"t{i}") for i in range(setting.tops)}

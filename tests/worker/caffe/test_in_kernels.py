@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cupy_kernels import updates
-from cupy_kernels.backends import EmulatorBackend, as_host, copied, empty
+from cupy_kernels.backends import EmulatorBackend, as_host, copy_to, empty
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.emulator.array import Emulated
 from cupy_kernels.kernel_specs.updates import CHUNK, HYPER, MULTIPLIERS
@@ -73,9 +73,9 @@ def update_in_kernels(net: Network, weights: Array, gradient: Array, history: Ar
         g=gradient,
         history=history,
         out=weights,
-        groups=copied(groups, THERE),
-        multipliers=copied(multipliers.view(np.uint8), THERE),
-        hyper=copied(hyper.view(np.uint8), THERE),
+        groups=copy_to(groups, THERE),
+        multipliers=copy_to(multipliers.view(np.uint8), THERE),
+        hyper=copy_to(hyper.view(np.uint8), THERE),
         verdict=None,
         n=weights.size,
     )
@@ -91,7 +91,7 @@ def test_a_whole_lenet_step_equals_the_cpus() -> None:
     net, batch = lenet(), digits(3, seed=0)
     weights, gradient = net.initial(seed=4), net.table.empty()
     history = 1e-3 * net.initial(seed=5)
-    there_weights, there_history = copied(weights, THERE), copied(history, THERE)
+    there_weights, there_history = copy_to(weights, THERE), copy_to(history, THERE)
     there_gradient = empty(weights.shape, np.float32, there_weights)
 
     step(net, weights, gradient, batch)
@@ -213,7 +213,7 @@ def test_a_net_of_every_layer_equals_the_cpus(text: str, batch: Batch) -> None:
     net, there = network(text), network(text)
     weights = net.initial(seed=2)
     gradient = np.empty_like(weights)
-    there_weights = copied(weights, THERE)
+    there_weights = copy_to(weights, THERE)
     there_gradient = empty(weights.shape, np.float32, there_weights)
     step(net, weights, gradient, batch)
     step(there, there_weights, there_gradient, batch)
@@ -231,7 +231,7 @@ def test_a_second_step_takes_no_memory_and_looks_at_nothing(
 ) -> None:
     """Neither an allocation nor a read; what comes from the host is the batch and the step."""
     net = network(text)
-    weights = copied(net.initial(seed=2), THERE)
+    weights = copy_to(net.initial(seed=2), THERE)
     gradient = empty(weights.shape, np.float32, weights)
     step(net, weights, gradient, batch)
     reads, uploads = [], []
@@ -243,9 +243,9 @@ def test_a_second_step_takes_no_memory_and_looks_at_nothing(
 
     monkeypatch.setattr(EmulatorBackend, "as_host", lambda _, array: reads.append(array))
     monkeypatch.setattr(EmulatorBackend, "load", watched)
-    before = Emulated.made
+    before = Emulated.allocations
     step(net, weights, gradient, batch, 1)
-    assert Emulated.made == before
+    assert Emulated.allocations == before
     assert not reads
     assert len(uploads) == len(batch) + 1
     assert uploads[-1] == np.uint64
@@ -257,12 +257,12 @@ def test_a_step_whose_inputs_live_there_takes_nothing_from_the_host(
 ) -> None:
     """Columns and step number in the place's own memory: the step could be captured as a graph."""
     net = network(text)
-    weights = copied(net.initial(seed=2), THERE)
+    weights = copy_to(net.initial(seed=2), THERE)
     first, second = (empty(weights.shape, np.float32, weights) for _ in range(2))
     step(net, weights, first, batch, number=7)
     loss = net.loss()
-    columns = {name: copied(column, THERE) for name, column in batch.items()}
-    number = copied(np.array([7], np.uint64), THERE)
+    columns = {name: copy_to(column, THERE) for name, column in batch.items()}
+    number = copy_to(np.array([7], np.uint64), THERE)
     monkeypatch.setattr(EmulatorBackend, "load", None)
     net.forward(weights, columns, StepKey(number, seed=1))
     net.backward(weights, second)
@@ -274,7 +274,7 @@ def test_a_network_moves_with_its_weights() -> None:
     """The same network runs on the host, in kernels, and on the host again."""
     net, batch = network(EVERYTHING, Phase.TEST), digits(2, 5, (3, 16, 16))
     weights = net.initial(seed=2)
-    there, losses = copied(weights, THERE), []
+    there, losses = copy_to(weights, THERE), []
     for arena in (weights, there, weights):
         net.forward(arena, batch)
         losses.append(net.loss())
@@ -288,7 +288,7 @@ def test_a_network_may_round_its_factors(precision: Precision) -> None:
     weights, batch = rounded.initial(seed=2), digits(2, 5, (3, 16, 16))
     losses = []
     for net in (network(EVERYTHING), rounded):
-        net.forward(copied(weights, THERE), batch)
+        net.forward(copy_to(weights, THERE), batch)
         losses.append(net.loss())
     assert losses[0] != losses[1] == pytest.approx(losses[0], rel=2e-2)
 
@@ -296,9 +296,9 @@ def test_a_network_may_round_its_factors(precision: Precision) -> None:
 def test_a_label_that_is_no_class_makes_the_loss_nan() -> None:
     """Kernels don't look at labels one by one; the host does, and raises, wherever the net runs."""
     net, batch = network(EVERYTHING), digits(2, 5, (3, 16, 16))
-    weights = copied(net.initial(seed=2), THERE)
+    weights = copy_to(net.initial(seed=2), THERE)
     for wrong in (np.array([1, 10]), np.array([1, 2.5])):
-        net.forward(weights, {**batch, "label": copied(wrong.astype(np.float32), THERE)})
+        net.forward(weights, {**batch, "label": copy_to(wrong.astype(np.float32), THERE)})
         assert np.isnan(net.loss())
         for there in (weights, as_host(weights)):
             with pytest.raises(BadInput, match="expected whole labels"):

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from cupy_kernels.backends import EmulatorBackend, copied
+from cupy_kernels.backends import EmulatorBackend, copy_to
 from cupy_kernels.emulator import Emulator
 from shards.errors import BadInput
 from tests.support import tiny_job
@@ -71,7 +71,7 @@ def test_every_row_weighs_the_same(
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 def test_inference_runs_where_the_weights_live(model: CaffeModel, weights: Floats) -> None:
     """With weights in the emulator it runs in kernels, and gives what it gives on the host."""
-    there = copied(weights, EmulatorBackend(Emulator()))
+    there = copy_to(weights, EmulatorBackend(Emulator()))
     found = evaluate(model, there, stream(ROWS), 10)
     assert found == pytest.approx(evaluate(model, weights, stream(ROWS), 10), rel=1e-5)
     (batch,) = features(model, there, stream(ROWS), ["ip1"], 100)

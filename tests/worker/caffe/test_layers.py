@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, copied
+from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, copy_to
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.types import AnyArray
 from shards.errors import BadInput
@@ -175,7 +175,7 @@ def test_a_layer_computes_what_caffe_computes(name: str, place: Backend) -> None
     start = net.table.empty()
     for index, tensor in numbers(name, "w").items():
         net.table.views(start)[f"L/{index}"][...] = tensor
-    weights, out = copied(start, place), place.empty(start.shape, np.float32)
+    weights, out = copy_to(start, place), place.empty(start.shape, np.float32)
     net.forward(weights, numbers(name, "in"))
     for blob, expected in numbers(name, "out").items():
         assert net.blobs[blob] == expected.shape
@@ -215,7 +215,7 @@ def test_stochastic_pooling(place: Backend) -> None:
     a test takes the mean with the values as weights."""
     x = np.random.default_rng(3).random((1, 2, 5, 4), np.float32) + np.float32(0.1)
     net = Network(Description("force_backward: true" + STOCHASTIC, Phase.TRAIN))
-    nothing = copied(net.table.empty(), place)
+    nothing = copy_to(net.table.empty(), place)
     window, steps = x[0, 0, :2, :2], 400
     counts = dict.fromkeys(window.ravel().tolist(), 0)
     for step in range(steps):

@@ -91,7 +91,7 @@ class Convolution(_Convolving):
                 out[1] if len(out) > 1 else None,
                 self.shape,
                 self.work,
-                wanted=needs_grad[0],
+                needs_dx=needs_grad[0],
             )
         ]
 
@@ -124,7 +124,7 @@ class Deconvolution(_Convolving):
         self._x = bottoms[0]
         outputs = self.spec.convolution_param.num_output
         y_shape = (len(self._x), *self._size, outputs)
-        y = convolution.transposed(self._x, y_shape, weights[0], self.shape, self.work)
+        y = convolution.transpose(self._x, y_shape, weights[0], self.shape, self.work)
         return (self._add_bias(y, weights),)
 
     def backward(
@@ -139,7 +139,7 @@ class Deconvolution(_Convolving):
         if out[0] is not None:
             convolution.backward(
                 *(self._x, saved, dy.shape, weights[0], out[0], None, self.shape, self._back),
-                wanted=False,
+                needs_dx=False,
             )
         return [dx if needs_grad[0] else None]
 

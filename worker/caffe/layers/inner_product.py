@@ -77,7 +77,7 @@ class InnerProduct(Layer):
             out[1] if len(out) > 1 else None,
             self.work,
             self.context.precision,
-            wanted=needs_grad[0],
+            needs_dx=needs_grad[0],
         )
         return [None if dx is None else as_stored(dx.reshape(self._x_shape), self.work, "bottom")]
 

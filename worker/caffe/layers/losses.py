@@ -173,7 +173,7 @@ class InfogainLoss(Labelled, _Loss):
         if self._matrix is None:
             return flat(bottoms[2], 0, self.work, "matrix").reshape(self.classes, self.classes)
         if backends.backend_of(self._matrix) != backends.backend_of(bottoms[0]):
-            self._matrix = backends.copied(self._matrix, backends.backend_of(bottoms[0]))
+            self._matrix = backends.copy_to(self._matrix, backends.backend_of(bottoms[0]))
         return self._matrix
 
     def _check_matrix(self, matrix: Array, source: str) -> Array:

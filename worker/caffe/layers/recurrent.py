@@ -197,7 +197,7 @@ class _Recurrent(Layer):
         dweight, dbias = (*out, None, None)[:2]
         work, precision = self.works[role], self.context.precision
         dx: Array | None = inner_product.backward(
-            dy, x, weight, dweight, dbias, work, precision, wanted=needs_dx
+            dy, x, weight, dweight, dbias, work, precision, needs_dx=needs_dx
         )
         return dx
 
