@@ -24,7 +24,7 @@ def start_query(
     checkpoint: str,
     trigger: Mapping[str, Any],
 ) -> StreamingQuery:
-    """Start a stream that passes its micro-batches to `each`, with their numbers.
+    """Start a stream that passes its micro-batches to `process_batch`, with their numbers.
 
     Raises BadInput for a trigger or a checkpoint that Spark refuses.
     """

@@ -75,7 +75,7 @@ class BackgroundEvaluator(ClosingContext):
     """Tests the weights of one job; a context manager.
 
     `results` are the results so far. No test begins at iteration `last` or later: those weights are
-    the job's result, and the caller tests them. `found` is called with each result and the
+    the job's result, and the caller tests them. `on_result` is called with each result and the
     weights tested, `notify` with each message for the operator, both in the thread that calls
     `look`.
     """
