@@ -21,7 +21,7 @@ from worker.training.model import Model, build_model
 class JobInputs(msgspec.Struct, frozen=True):
     """The checked inputs of a job, with its initial state read, before anything is started.
 
-    `snapshot` is the snapshot to resume, `snapshots` the place of new ones and `catalog` its catalog.
+    `snapshot` is the one to resume, `snapshots` the place of new ones and `catalog` its catalog.
     """
 
     model: Model
