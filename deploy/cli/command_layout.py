@@ -18,7 +18,7 @@ GROUPS = {
     "Experiments": ("exp", "simulate"),
     "Jobs of a training service": (
         "submit", "list", "describe", "logs", "events", "wait", "top", "compare", "cancel",
-        "pause", "resume", "clone", "snapshot", "checkpoints", "export", "artefacts", "upload",
+        "pause", "resume", "clone", "snapshot", "export", "artefacts", "upload",
     ),
     "Run a training service": ("serve", "service", "webhook", "run-attempt"),
     "This command": ("version", "completion"),

@@ -12,8 +12,7 @@ from shards.errors import BadInput
 from shards.plurals import format_count
 
 webhooks = typer.Typer(help="Webhooks of a service: add, list or remove them.")
-checkpoints = typer.Typer(help="Checkpoints of a job: list, verify, compare, export or pin them.")
-Number = Annotated[str, typer.Argument(help="The number of a checkpoint.", show_default=False)]
+Number = Annotated[str, typer.Argument(help="The number of a snapshot.", show_default=False)]
 _SET_S = 60.0
 Target = Annotated[Path, typer.Option("--output", "-o", help="The file.", show_default=False)]
 
@@ -49,53 +48,6 @@ def artefacts(
     )
 
 
-@checkpoints.command("ls")
-@connected
-def list_checkpoints(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
-    """List the checkpoints of a job, the oldest first."""
-    with service.open() as client:
-        found = client.get(f"/jobs/{job}/checkpoints")
-    lines = [
-        f"{each['name']:>10}  {format_count(each['steps'], 'step')}  {each['bytes'] / 1e6:.1f} MB"
-        f"{'  pinned' if each['pinned'] else ''}"
-        for each in found["checkpoints"]
-    ]
-    show(found, as_json, "\n".join(lines))
-
-
-@checkpoints.command()
-@connected
-def verify(
-    service: ServiceAddress, job: JobArgument, number: Number, as_json: AsJson = False
-) -> None:
-    """Read every byte of a checkpoint. The exit status is 1 if it is bad."""
-    with service.open() as client:
-        found = client.get(f"/jobs/{job}/checkpoints/{number}:verify")
-    show(found, as_json, "\n".join([f"{number}  good" if found["good"] else f"{number}  bad"]
-                                    + found["complaints"]))  # fmt: skip
-    if not found["good"]:
-        raise typer.Exit(1)
-
-
-@checkpoints.command()
-@connected
-def diff(
-    service: ServiceAddress,
-    job: JobArgument,
-    number: Number,
-    to: Annotated[str, typer.Argument(help="The checkpoint to compare with.", show_default=False)],
-    as_json: AsJson = False,
-) -> None:
-    """Compare two checkpoints of a job: how far each tensor moved."""
-    with service.open() as client:
-        found = client.get(f"/jobs/{job}/checkpoints/{number}:diff", to=to)
-    lines = [
-        f"{each['name']}  L2 {each['l2']:.4g}  largest {each['largest']:.4g}  of {each['norm']:.4g}"
-        for each in found["tensors"]
-    ]
-    show(found, as_json, "\n".join([*lines, f"steps {found['steps'][0]} -> {found['steps'][1]}"]))
-
-
 @connected
 def export(
     service: ServiceAddress,
@@ -104,27 +56,12 @@ def export(
     output: Target,
     as_json: AsJson = False,
 ) -> None:
-    """Write the weights of a checkpoint to a .safetensors, .h5 or .caffemodel file."""
+    """Write the weights of a snapshot to a .safetensors, .h5 or .caffemodel file."""
     form = output.suffix.removeprefix(".")
     with service.open() as client:
-        path = f"/jobs/{job}/checkpoints/{number}:export"
+        path = f"/jobs/{job}/snapshots/{number}:export"
         size = client.download(path, output, format=form)
     show({"file": str(output), "bytes": size}, as_json, f"{output}: {format_count(size, 'byte')}")
-
-
-@checkpoints.command()
-@connected
-def pin(
-    service: ServiceAddress,
-    job: JobArgument,
-    number: Number,
-    off: Annotated[bool, typer.Option("--off", help="Release it again.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Keep a checkpoint from `service gc`."""
-    with service.open() as client:
-        found = client.post(f"/jobs/{job}/checkpoints/{number}:{'unpin' if off else 'pin'}", {})
-    show(found, as_json, f"pinned: {', '.join(found['pinned']) or 'none'}")
 
 
 @connected
@@ -245,7 +182,7 @@ def collect_garbage(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List old updates, logs, checkpoints and uploads that nothing needs, or delete them."""
+    """List old updates, logs, snapshots and uploads that nothing needs, or delete them."""
     with service.open() as client:
         found = client.post("/service:gc", {"delete": delete})
     lines = [f"{each['bytes']:>12}  {each['path']}  {each['why']}" for each in found["removals"]]
@@ -318,7 +255,6 @@ def add_to(main: typer.Typer) -> None:
     for command in (artefacts, compare, export, top, upload):
         main.command()(command)
     main.command("set")(set_options)
-    main.add_typer(checkpoints, name="checkpoints")
     main.add_typer(webhooks, name="webhook")
 
 

@@ -84,7 +84,7 @@ declare(
         _option(
             "limit", list[str] | None, None,
             "A limit: free-mb=512, upload-gb=20, silent-s=30; and what `service gc` keeps:"
-            " updates-days=30, logs-days=90, checkpoints=3, uploads-days=30. Repeatable.",
+            " updates-days=30, logs-days=90, snapshots=3, uploads-days=30. Repeatable.",
             show_default=False,
         ),
         _option(

@@ -43,8 +43,6 @@ _OF_RUNS = {
     "resume": "downpour train --resume {run}",
     "snapshot": "downpour snapshots take {run}",
     "reshard": "downpour reshard {run}",
-    "ls": "downpour snapshots ls {run}",
-    "verify": "downpour snapshots verify {run}",
     "export": "downpour snapshots restore {run}",
 }
 """The commands for run folders, by the name of the command that takes a job in their place."""
@@ -308,7 +306,7 @@ def clone(
     service: ServiceAddress,
     job: JobArgument,
     snapshot: Annotated[
-        str | None, typer.Option(help="A checkpoint to start from, or newest.")
+        str | None, typer.Option(help="A snapshot to start from, or newest.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="The name of the new job.")] = None,
     change: Annotated[
@@ -317,7 +315,7 @@ def clone(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a copy of a job, with other options, perhaps from one of its checkpoints."""
+    """Submit a copy of a job, with other options, perhaps from one of its snapshots."""
     changes = changes_of("--set", change or [])
     body = {"settings": changes, "name": name, "snapshot": snapshot}
     ask(job, "clone", service, as_json, {n: v for n, v in body.items() if v is not None})
@@ -399,7 +397,7 @@ def _words(data: dict[str, Any]) -> str:
     """An event's data in a line, without the number that pairs an order with its answer."""
     found = []
     for name, value in data.items():
-        if value not in (None, "") and name != "wish":
+        if value not in (None, "") and name != "order_id":
             found.append(_word(value) if name in {"what", "text"} else f"{name} {_word(value)}")
     return "  ".join(found)
 

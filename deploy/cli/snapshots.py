@@ -1,4 +1,7 @@
-"""`downpour snapshots`: commands for snapshots. Each calls one function and prints its result."""
+"""`downpour snapshots`: commands for the snapshots of runs, and of jobs of a training service.
+
+Each calls one function and prints its result.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,10 +9,15 @@ from typing import Annotated
 import msgspec
 import typer
 
+from deploy.cli import job_snapshots
+from deploy.cli.connection import ServiceAddress, connected
+from deploy.cli.job_snapshots import parse_job_reference
+from deploy.terminal_text import print_text
+from shards.errors import BadInput
 from worker.job.options import LONGEST_S, MAX_COUNT
 
 app = typer.Typer(
-    help="Snapshots of a run: list, verify, restore, compare or take them.",
+    help="Snapshots of a run or a job: list, verify, restore, compare, take or pin them.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -20,35 +28,56 @@ def options(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-_PLACE = "A run folder, a place of snapshots, or one snapshot such as RUN@400."
-Origin = Annotated[str, typer.Argument(help=_PLACE, show_default=False)]
+_OF_RUNS = "A run folder, a catalog of snapshots, or one snapshot such as RUN@400."
+_OF_RUNS_OR_JOBS = (
+    "A run folder, a catalog of snapshots, the id of a job of a service, or one snapshot such as"
+    " RUN@400 or JOB@400."
+)
+Origin = Annotated[str, typer.Argument(help=_OF_RUNS, show_default=False)]
+RunOrJob = Annotated[str, typer.Argument(help=_OF_RUNS_OR_JOBS, show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("ls")
-def list_them(origin: Origin, as_json: AsJson = False) -> None:
-    """List snapshots with their number, state, steps, versions, time, size and alignment."""
-    from deploy.run.snapshot_ref import origin_of
-    from deploy.run.snapshots import list_text, listed
+@connected
+def list_snapshots(service: ServiceAddress, origin: RunOrJob, as_json: AsJson = False) -> None:
+    """List snapshots with their number, steps and size, the oldest first.
 
-    meant = origin_of(origin)
-    rows = listed(meant)
-    typer.echo(msgspec.json.encode(rows) if as_json else list_text(rows, meant.place))
+    Those of a run with their state, versions, time and alignment, too; those of a job with a mark
+    if they are pinned.
+    """
+    if (reference := parse_job_reference(origin)) is not None:
+        snapshots = job_snapshots.fetch_snapshots(service, reference)
+        text = job_snapshots.format_snapshots(snapshots)
+        print_text(msgspec.json.encode(snapshots) if as_json else text)
+        return
+    from deploy.run.snapshot_ref import origin_of
+    from deploy.run.snapshots import list_snapshots, list_text
+
+    run = origin_of(origin)
+    rows = list_snapshots(run)
+    typer.echo(msgspec.json.encode(rows) if as_json else list_text(rows, run.place))
 
 
 @app.command()
-def verify(origin: Origin) -> None:
-    """Read every byte of one snapshot or of all in a place, and name each bad file and chunk.
+@connected
+def verify(service: ServiceAddress, origin: RunOrJob) -> None:
+    """Read every byte of one snapshot or of all, and name each bad file and chunk.
 
     The exit status is 1 if a snapshot is bad.
     """
-    from deploy.run.snapshot_ref import origin_of
-    from deploy.run.snapshots import verdict_text, verified
+    if (reference := parse_job_reference(origin)) is not None:
+        verdicts = job_snapshots.verify_snapshots(service, reference)
+    else:
+        from deploy.run.snapshot_ref import origin_of
+        from deploy.run.snapshots import verify_snapshots
 
+        verdicts = verify_snapshots(origin_of(origin))
     good = True
-    for verdict in verified(origin_of(origin)):
-        typer.echo(verdict_text(verdict))
-        good = good and not verdict.complaints
+    for number, complaints in verdicts:
+        lines = [f"{number}  bad: {line}" for line in complaints] or [f"{number}  good"]
+        print_text("\n".join(lines))
+        good = good and not complaints
     if not good:
         raise typer.Exit(1)
 
@@ -71,26 +100,31 @@ def restore(
 ) -> None:
     """Write the weights of a snapshot to a file. To continue training: downpour train --resume."""
     from deploy.run.snapshot_ref import origin_of
-    from deploy.run.snapshots import restored
+    from deploy.run.snapshots import restore_weights
 
-    found = restored(origin_of(origin), output, solver)
+    found = restore_weights(origin_of(origin), output, solver)
     for complaint in found.passed_over:
         typer.echo(f"skipped: {complaint}", err=True)
     typer.echo(f"{output}: the weights of {found.place}")
 
 
 @app.command()
+@connected
 def diff(
-    first: Origin,
-    second: Origin,
-    as_json: AsJson = False,
+    service: ServiceAddress, first: RunOrJob, second: RunOrJob, as_json: AsJson = False
 ) -> None:
     """Compare two snapshots: how far each tensor moved, and what changed in the ledger."""
+    pair = parse_job_reference(first), parse_job_reference(second)
+    if pair[0] is not None and pair[1] is not None:
+        answer = job_snapshots.compare_snapshots(service, pair[0], pair[1])
+        text = job_snapshots.format_difference(answer)
+        print_text(msgspec.json.encode(answer) if as_json else text)
+        return
     from deploy.run.snapshot_ref import origin_of
-    from deploy.run.snapshots import compared, diff_text
+    from deploy.run.snapshots import compare_snapshots, diff_text
 
-    found = compared(origin_of(first), origin_of(second))
-    typer.echo(msgspec.json.encode(found) if as_json else diff_text(found))
+    difference = compare_snapshots(origin_of(first), origin_of(second))
+    typer.echo(msgspec.json.encode(difference) if as_json else diff_text(difference))
 
 
 @app.command()
@@ -102,9 +136,32 @@ def take(
 ) -> None:
     """Take a snapshot of a run that is under way on this machine."""
     from deploy.run.snapshot_ref import origin_of
-    from deploy.run.snapshots import taken
+    from deploy.run.snapshots import request_snapshot
 
-    typer.echo(f"snapshot {taken(origin_of(origin), wait_s)}")
+    typer.echo(f"snapshot {request_snapshot(origin_of(origin), wait_s)}")
+
+
+@app.command()
+@connected
+def pin(
+    service: ServiceAddress,
+    snapshot: Annotated[
+        str, typer.Argument(help="A snapshot of a job, such as JOB@400.", show_default=False)
+    ],
+    off: Annotated[bool, typer.Option("--off", help="Release it again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a snapshot of a job from `service gc`."""
+    reference = parse_job_reference(snapshot)
+    if reference is None:
+        raise BadInput(
+            "pin",
+            expected="a snapshot of a job, such as 1a209de6a45345f32@400",
+            got=snapshot[:80],
+        )
+    numbers = job_snapshots.pin_snapshot(service, reference, pinned=not off)
+    line = f"pinned: {', '.join(numbers) or 'none'}"
+    print_text(msgspec.json.encode({"pinned": numbers}) if as_json else line)
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The work of `downpour snapshots`: list, verify, restore, compare and take snapshots.
 
 Each function takes a `SnapshotRef` (snapshot_ref.py) and returns values; the end of this file
-formats them as text. Nothing here writes to a place of snapshots: `taken` asks the run to do it.
+formats them as text. Nothing here writes to a catalog: `request_snapshot` asks the run to do it.
 """
 
 import os
@@ -46,14 +46,7 @@ class Row(msgspec.Struct, frozen=True):
     complaint: str = ""
 
 
-class SnapshotVerdict(msgspec.Struct, frozen=True):
-    """The faults found by reading all of one snapshot, one line for each file; empty: good."""
-
-    number: str
-    complaints: tuple[str, ...]
-
-
-def listed(origin: SnapshotRef) -> list[Row]:
+def list_snapshots(origin: SnapshotRef) -> list[Row]:
     """The snapshots in a place, the newest last, with the figures of their manifests.
 
     Raises BadInput for a name that none of them has.
@@ -64,20 +57,25 @@ def listed(origin: SnapshotRef) -> list[Row]:
     return [_row(one) for one in catalog.entries() if origin.name in (None, one.name)]
 
 
-def verified(origin: SnapshotRef) -> Iterator[SnapshotVerdict]:
-    """Read every byte of the referenced snapshots, one after another."""
+def verify_snapshots(origin: SnapshotRef) -> Iterator[tuple[str, list[str]]]:
+    """Read every byte of the referenced snapshots, one after another.
+
+    Yields the number of each, with one line for each file that is bad.
+    """
     catalog = origin.open()
-    rows = listed(origin)
+    rows = list_snapshots(origin)
     if not rows:
         raise BadInput(f"no snapshot in {origin.place}")
     for row in rows:
         if row.state is SnapshotStatus.INCOMPLETE:
-            yield SnapshotVerdict(row.number, (row.complaint,))
+            yield row.number, [row.complaint]
         else:
-            yield SnapshotVerdict(row.number, tuple(damage(catalog.store.below(row.number))))
+            yield row.number, list(damage(catalog.store.below(row.number)))
 
 
-def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> LoadedSnapshot:
+def restore_weights(
+    origin: SnapshotRef, target: Path, solver: Path | None = None
+) -> LoadedSnapshot:
     """Write the weights of a snapshot to a .safetensors, .h5 or .caffemodel file.
 
     A .caffemodel needs the network: that of `solver`, else that of the run. Returns the snapshot.
@@ -106,7 +104,7 @@ def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> L
     return found
 
 
-def compared(first: SnapshotRef, second: SnapshotRef) -> Difference:
+def compare_snapshots(first: SnapshotRef, second: SnapshotRef) -> Difference:
     """Compare two snapshots by tensor and by worker; raises BadInput if their tensors differ."""
     one, other = read(first), read(second)
     if _tensors(one.manifest) != _tensors(other.manifest):
@@ -132,7 +130,7 @@ def compared(first: SnapshotRef, second: SnapshotRef) -> Difference:
     )
 
 
-def taken(origin: SnapshotRef, wait_s: float) -> str:
+def request_snapshot(origin: SnapshotRef, wait_s: float) -> str:
     """Ask the process that writes a run folder for a snapshot, wait for it, and return its number.
 
     Raises BadInput if no run is under way, GiveUp if there is no new snapshot after `wait_s`
@@ -244,13 +242,6 @@ def _figures(row: Row) -> tuple[str, str, str, str, str]:
     when = datetime.fromtimestamp(row.taken_at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     versions = " ".join(map(str, row.versions))
     return str(row.steps), versions, when, f"{row.bytes / 1e6:.1f}", "yes" if row.aligned else "no"
-
-
-def verdict_text(verdict: SnapshotVerdict) -> str:
-    """One line for a good snapshot, else one line for each bad file."""
-    if not verdict.complaints:
-        return f"{verdict.number}  good"
-    return "\n".join(f"{verdict.number}  bad: {line}" for line in verdict.complaints)
 
 
 def diff_text(found: Difference) -> str:

@@ -226,13 +226,15 @@ class _Attempt:
             found = {"ok": True, **act(order)}
         except (BadInput, GiveUp, OSError) as error:
             found = {"ok": False, "text": str(error)}
-        wish = order.data.get("wish")
-        self._events.append("answer", self._identity.attempt, wish=wish, **found)
+        order_id = order.data.get("order_id")
+        self._events.append("answer", self._identity.attempt, order_id=order_id, **found)
 
     def _snapshot(self, _: Entry) -> dict[str, Any]:
-        from deploy.run.snapshots import taken
+        from deploy.run.snapshots import request_snapshot
 
-        return {"text": f"snapshot {taken(origin_of(str(self._settings.out)), _SNAPSHOT_S)}"}
+        return {
+            "text": f"snapshot {request_snapshot(origin_of(str(self._settings.out)), _SNAPSHOT_S)}"
+        }
 
     def _reshard(self, order: Entry) -> dict[str, Any]:
         from deploy.run.requests import request_reshard

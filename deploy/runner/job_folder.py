@@ -2,7 +2,7 @@
 
     job.json        who submitted what, written once              service
     settings.json   the settings, as of `downpour train`          service
-    orders.jsonl    transitions and wishes, numbered, synced      service
+    orders.jsonl    transitions and orders, numbered, synced      service
     .lock           locked while an attempt is alive              runner
     attempt.json    the attempt under way, or the last            runner
     events.jsonl    what happened, numbered, synced               runner

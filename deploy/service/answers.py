@@ -30,18 +30,18 @@ class JobList(msgspec.Struct):
     cursor: str | None
 
 
-class WishAccepted(msgspec.Struct):
+class OrderAccepted(msgspec.Struct):
     """An order that is stored: its id, the job, and the job's state now."""
 
-    wish: str
+    order_id: str
     id: str
     state: JobState
 
 
 class JobCloned(JobShown, frozen=True, kw_only=True):
-    """The new job; `wish` is its id, too."""
+    """The new job; `order_id` is its id, too."""
 
-    wish: str
+    order_id: str
 
 
 class AttemptShown(msgspec.Struct):
@@ -97,7 +97,7 @@ class SeriesAnswer(msgspec.Struct):
     evaluations: list[Evaluation]
 
 
-class CheckpointShown(msgspec.Struct):
+class JobSnapshot(msgspec.Struct):
     """A complete snapshot; `aligned` is whether all shards hold the same pushes."""
 
     name: str
@@ -109,22 +109,22 @@ class CheckpointShown(msgspec.Struct):
     pinned: bool
 
 
-class CheckpointList(msgspec.Struct):
-    """The checkpoints, the oldest first."""
+class SnapshotList(msgspec.Struct):
+    """The snapshots, the oldest first."""
 
-    checkpoints: list[CheckpointShown]
+    snapshots: list[JobSnapshot]
 
 
-class CheckpointVerdict(msgspec.Struct):
-    """Whether a checkpoint is good; `complaints` name each bad file."""
+class SnapshotVerdict(msgspec.Struct):
+    """Whether a snapshot is good; `complaints` name each bad file."""
 
-    checkpoint: str
+    snapshot: str
     good: bool
     complaints: list[str]
 
 
 class PinnedList(msgspec.Struct):
-    """The checkpoints that are never deleted."""
+    """The snapshots that are never deleted."""
 
     pinned: list[str]
 
@@ -275,7 +275,7 @@ ANSWERS: dict[str, type[Any]] = {
     "GET /jobs": JobList,
     "GET /jobs/{job}": JobDetails,
     "PATCH /jobs/{job}": JobDetails,
-    **{f"POST /jobs/{{job}}:{verb}": WishAccepted for verb in _VERBS},
+    **{f"POST /jobs/{{job}}:{verb}": OrderAccepted for verb in _VERBS},
     "POST /jobs/{job}:clone": JobCloned,
     "GET /jobs/{job}/attempts": AttemptList,
     "GET /jobs/{job}/events": EventList,
@@ -289,11 +289,11 @@ ANSWERS: dict[str, type[Any]] = {
     "PUT /projects/{project}": ProjectLimited,
     "GET /audit": AuditPage,
     "GET /jobs/{job}/artefacts": ArtefactList,
-    "GET /jobs/{job}/checkpoints": CheckpointList,
-    "GET /jobs/{job}/checkpoints/{number}:verify": CheckpointVerdict,
-    "GET /jobs/{job}/checkpoints/{number}:diff": Difference,
-    "POST /jobs/{job}/checkpoints/{number}:pin": PinnedList,
-    "POST /jobs/{job}/checkpoints/{number}:unpin": PinnedList,
+    "GET /jobs/{job}/snapshots": SnapshotList,
+    "GET /jobs/{job}/snapshots/{number}:verify": SnapshotVerdict,
+    "GET /jobs/{job}/snapshots/{number}:diff": Difference,
+    "POST /jobs/{job}/snapshots/{number}:pin": PinnedList,
+    "POST /jobs/{job}/snapshots/{number}:unpin": PinnedList,
     "GET /compare": JobComparison,
     "GET /experiments": ExperimentList,
     "POST /uploads": UploadStatus,
@@ -312,7 +312,7 @@ OTHERS = {
     "GET /jobs/{job}/logs": "text/plain",
     "GET /stream": "text/event-stream",
     "GET /jobs/{job}/artefacts/{name}": "application/octet-stream",
-    "GET /jobs/{job}/checkpoints/{number}:export": "application/octet-stream",
+    "GET /jobs/{job}/snapshots/{number}:export": "application/octet-stream",
     "GET /experiments/{name}/report": "text/html",
 }
 """The media type of what the other routes answer with; empty for nothing, with status 204."""

@@ -79,8 +79,8 @@ class Changes(BaseModel):
     settings: dict[str, Any] = Field(min_length=1)
 
 
-class Services(msgspec.Struct, frozen=True):
-    """What the routes call."""
+class RouteDependencies(msgspec.Struct, frozen=True):
+    """The components that every route is given."""
 
     store: JobStore
     supervisor: Supervisor
@@ -104,12 +104,12 @@ def shown(row: JobRow, *, settings: bool = False) -> dict[str, Any]:
     return {name: plain[name] for name in kind.__struct_fields__}
 
 
-def routes(services: Services) -> APIRouter:
-    """All routes, for these services."""
+def routes(dependencies: RouteDependencies) -> APIRouter:
+    """All routes, for these dependencies."""
     router = strict_router()
     for add in (_add_jobs, _add_verbs, _add_details, _add_streams):
-        add(router, services)
-    tokens_api.add_routes(router, services.access, services.usage)
+        add(router, dependencies)
+    tokens_api.add_routes(router, dependencies.access, dependencies.usage)
     return router
 
 
@@ -174,8 +174,8 @@ class _Once:
                 self._busy.discard(key)
 
 
-def _add_jobs(router: APIRouter, services: Services) -> None:
-    store, once = services.store, _Once(services.store)
+def _add_jobs(router: APIRouter, dependencies: RouteDependencies) -> None:
+    store, once = dependencies.store, _Once(dependencies.store)
 
     @router.post("/jobs", status_code=201)
     def submit(request: Request, body: Submitted, sender: Sender, key: Key = None) -> Response:
@@ -183,7 +183,7 @@ def _add_jobs(router: APIRouter, services: Services) -> None:
         key = own_key(sender, key)
 
         def act() -> dict[str, Any]:
-            row = services.admission.submit(body, key, sender)
+            row = dependencies.admission.submit(body, key, sender)
             note(request, job=row.id, project=row.project)
             return shown(row)
 
@@ -208,13 +208,13 @@ def _add_jobs(router: APIRouter, services: Services) -> None:
     @router.get("/jobs/{job}")
     def describe(job: JobId) -> dict[str, Any]:
         """One job with its settings and, while it is queued, its position and what it waits for."""
-        return shown(services.supervisor.with_position(find(store, job)), settings=True)
+        return shown(dependencies.supervisor.with_position(find(store, job)), settings=True)
 
     @router.patch("/jobs/{job}")
     def change(job: JobId, body: JobChange) -> dict[str, Any]:
         """Change the name, the labels or the priority."""
         row = find(store, job)
-        values = services.admission.checked(body.model_dump(exclude_none=True))
+        values = dependencies.admission.checked(body.model_dump(exclude_none=True))
         if values:
             store.note(row, "changed", **values)
         return shown(find(store, job), settings=True)
@@ -225,15 +225,15 @@ def _add_jobs(router: APIRouter, services: Services) -> None:
         delete_folder(store, find(store, job))
 
 
-def _add_verbs(router: APIRouter, services: Services) -> None:
-    store, once = services.store, _Once(services.store)
+def _add_verbs(router: APIRouter, dependencies: RouteDependencies) -> None:
+    store, once = dependencies.store, _Once(dependencies.store)
 
     def ask(
         sender: Principal, job: str, verb: Verb, key: str | None, **details: Any
     ) -> JSONResponse:
         def act() -> dict[str, Any]:
-            wish, row = services.supervisor.ask(job, verb, **details)
-            return {"wish": wish, "id": row.id, "state": row.state}
+            order_id, row = dependencies.supervisor.ask(job, verb, **details)
+            return {"order_id": order_id, "id": row.id, "state": row.state}
 
         find(store, job)
         return once(own_key(sender, key), f"POST /jobs/{job}:{verb} {details}", 202, act)
@@ -260,7 +260,7 @@ def _add_verbs(router: APIRouter, services: Services) -> None:
 
     @router.post("/jobs/{job}:snapshot", status_code=202)
     def snapshot(sender: Sender, job: JobId, key: Key = None) -> Response:
-        """Take a snapshot. The event `answer` with the wish's id says which, or why not."""
+        """Take a snapshot. The event `answer` with the order's id says which, or why not."""
         return ask(sender, job, Verb.SNAPSHOT, key)
 
     @router.post("/jobs/{job}:reshard", status_code=202)
@@ -279,7 +279,7 @@ def _add_verbs(router: APIRouter, services: Services) -> None:
         others it continues from a snapshot, in another attempt.
         """
         row = find(store, job)
-        settings = services.admission.changed(row, body.settings)
+        settings = dependencies.admission.changed(row, body.settings)
         return ask(sender, job, Verb.SET, key, settings=settings, changes=body.settings)
 
     @router.post("/jobs/{job}:clone", status_code=202)
@@ -290,19 +290,19 @@ def _add_verbs(router: APIRouter, services: Services) -> None:
         body: Annotated[Cloning, Body()] = Cloning(),  # noqa: B008
         key: Key = None,
     ) -> Response:
-        """Submit a copy, with other settings, perhaps from a checkpoint."""
+        """Submit a copy, with other settings, perhaps from a snapshot."""
         row, key = find(store, job), own_key(sender, key)
 
         def act() -> dict[str, Any]:
-            made = services.admission.clone(row, body, key, sender)
+            made = dependencies.admission.clone(row, body, key, sender)
             note(request, job=job, project=row.project, detail=f"made {made.id}")
-            return {"wish": made.id, **shown(made)}
+            return {"order_id": made.id, **shown(made)}
 
         return once(key, f"POST /jobs/{job}:clone {body.model_dump_json()}", 202, act)
 
 
-def _add_details(router: APIRouter, services: Services) -> None:
-    store = services.store
+def _add_details(router: APIRouter, dependencies: RouteDependencies) -> None:
+    store = dependencies.store
 
     @router.get("/jobs/{job}/attempts")
     def attempts(job: JobId) -> dict[str, Any]:
@@ -389,7 +389,7 @@ def _as_csv(x: str, across: list[float], columns: dict[str, list[Any]]) -> Respo
     return Response(text.getvalue(), media_type="text/csv; charset=utf-8")
 
 
-def _add_streams(router: APIRouter, services: Services) -> None:
+def _add_streams(router: APIRouter, dependencies: RouteDependencies) -> None:
     @router.get("/stream")
     async def follow(
         request: Request,
@@ -402,18 +402,18 @@ def _add_streams(router: APIRouter, services: Services) -> None:
         since = int(last) if last.isdecimal() else after
         wanted = [job for job in jobs.split(",") if job]
         for job in wanted:
-            row = await asyncio.to_thread(find, services.store, job)
+            row = await asyncio.to_thread(find, dependencies.store, job)
             if not sender.sees(row.project):
                 raise not_found("job", job)
 
         async def body() -> AsyncIterator[bytes]:
             async for each in stream.messages(
-                services.store,
-                services.feed,
+                dependencies.store,
+                dependencies.feed,
                 wanted,
                 since,
                 sender.projects,
-                lambda: services.access.is_valid(sender),
+                lambda: dependencies.access.is_valid(sender),
             ):
                 yield each
 

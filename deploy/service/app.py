@@ -189,7 +189,7 @@ def application(service: Service) -> FastAPI:
         exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream"),
     )
     _add_errors(app, pages)
-    parts = api.Services(
+    parts = api.RouteDependencies(
         service.store, service.supervisor, service.admission, service.feed, service.access,
         service.uploads,
     )  # fmt: skip

@@ -15,7 +15,7 @@ class JobShown(msgspec.Struct, frozen=True, kw_only=True):
 
     `slots` are its workers. `state_seq` grows with each transition; `code` and `reason` say why the
     state is what it is. `contact` is empty unless the job's process is not heard from. `head` has
-    the newest figures, and a line of losses. `pinned` are the checkpoints that are never deleted.
+    the newest figures, and a line of losses. `pinned` are the snapshots that are never deleted.
     Times are in seconds since 1970.
     """
 

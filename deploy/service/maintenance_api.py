@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.run.disk_space import free_bytes
 from deploy.service.access import Sender, check_project
-from deploy.service.api import Services, find, shown
+from deploy.service.api import RouteDependencies, find, shown
 from deploy.service.job_store import JobStore
 from deploy.service.problems import Problem, not_found
 from deploy.service.retention import ServiceLimits, collect, plan
@@ -70,13 +70,13 @@ class Adoption(BaseModel):
 
 
 def routes(
-    services: Services, webhooks: Webhooks, home: FilePath, limits: ServiceLimits
+    dependencies: RouteDependencies, webhooks: Webhooks, home: FilePath, limits: ServiceLimits
 ) -> APIRouter:
     """All routes of the service itself."""
     router = strict_router()
-    _add_uploads(router, services.uploads)
+    _add_uploads(router, dependencies.uploads)
     _add_webhooks(router, webhooks)
-    _add_maintenance(router, services, home, limits)
+    _add_maintenance(router, dependencies, home, limits)
     return router
 
 
@@ -147,9 +147,9 @@ def _add_webhooks(router: APIRouter, webhooks: Webhooks) -> None:
 
 
 def _add_maintenance(
-    router: APIRouter, services: Services, home: FilePath, limits: ServiceLimits
+    router: APIRouter, dependencies: RouteDependencies, home: FilePath, limits: ServiceLimits
 ) -> None:
-    store: JobStore = services.store
+    store: JobStore = dependencies.store
 
     @router.post("/service:gc")
     def collect_garbage(
@@ -166,9 +166,9 @@ def _add_maintenance(
         """The service: slots, free disk space, and why the queue is halted, if it is."""
         counts = store.counts()
         return {
-            "slots": services.supervisor.slots,
+            "slots": dependencies.supervisor.slots,
             "slots_held": store.slots_held(),
-            "halted": services.supervisor.halted,
+            "halted": dependencies.supervisor.halted,
             "free_bytes": free_bytes(home),
             "jobs": {state.value: counts[state] for state in JobState},
             "limits": msgspec.to_builtins(limits),
@@ -177,5 +177,5 @@ def _add_maintenance(
     @router.post("/jobs:adopt", status_code=201)
     def adopt(body: Adoption, sender: Sender) -> dict[str, Any]:
         """List a run that `downpour train` has made; its folder stays where it is."""
-        row = services.admission.adopt(FilePath(body.run), body.name, body.project, sender)
+        row = dependencies.admission.adopt(FilePath(body.run), body.name, body.project, sender)
         return shown(find(store, row.id))

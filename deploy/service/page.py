@@ -25,7 +25,7 @@ from deploy.run.disk_space import free_bytes
 from deploy.service.access import NOBODY, Exposure, FailedLogins, Sender, address_of, note
 from deploy.service.access_store import SESSION_S, AccessStore, ProjectLimits
 from deploy.service.alerts import ALERTS
-from deploy.service.api import Services, find, seen
+from deploy.service.api import RouteDependencies, find, seen
 from deploy.service.comparison import MAX_JOBS, compare
 from deploy.service.experiments import experiments
 from deploy.service.job_rows import JobFilter, JobRow
@@ -83,7 +83,7 @@ def _opens_page(scope: Scope) -> bool:
 
 
 def routes(
-    services: Services,
+    dependencies: RouteDependencies,
     exposure: Exposure,
     failures: FailedLogins,
     folder: Path,
@@ -91,8 +91,8 @@ def routes(
 ) -> APIRouter:
     """The routes of the page; `folder` holds the experiments."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    store, access = services.store, services.access
-    _add_jobs(router, services, render)
+    store, access = dependencies.store, dependencies.access
+    _add_jobs(router, dependencies, render)
     _add_results(router, store, folder, render)
     _add_signing(router, access, exposure, failures, render)
 
@@ -102,7 +102,7 @@ def routes(
         limits = access.limits()
         names = sorted({*limits, *(sender.projects if sender.projects is not None else ())})
         projects = [
-            (name, limits.get(name, ProjectLimits()), services.usage(name))
+            (name, limits.get(name, ProjectLimits()), dependencies.usage(name))
             for name in names
             if sender.sees(name)
         ]
@@ -116,9 +116,9 @@ def routes(
             roles=list(TokenRole),
             now=time.time(),
             version=__version__,
-            slots=services.supervisor.slots,
+            slots=dependencies.supervisor.slots,
             held=store.slots_held(),
-            halted=services.supervisor.halted,
+            halted=dependencies.supervisor.halted,
             free=free_bytes(store.folder("")),
             alerts=ALERTS,
         )
@@ -136,8 +136,8 @@ def routes(
     return router
 
 
-def _add_jobs(router: APIRouter, services: Services, render: Render) -> None:
-    store = services.store
+def _add_jobs(router: APIRouter, dependencies: RouteDependencies, render: Render) -> None:
+    store = dependencies.store
 
     def listed(
         sender: Principal, state: list[JobState], q: str, cursor: str | None
@@ -171,7 +171,7 @@ def _add_jobs(router: APIRouter, services: Services, render: Render) -> None:
     @router.get("/jobs/{job}")
     def job(sender: Sender, job: str) -> str:
         """One job."""
-        row = services.supervisor.with_position(find(store, job))
+        row = dependencies.supervisor.with_position(find(store, job))
         verbs = {verb.value: states_for(verb) for verb in Verb}
         return render(
             "job.html",

@@ -61,7 +61,7 @@ Answer = Callable[[Problem, Scope], Response]
 
 _WHERE = {
     "job": "the list of jobs has those that you may see",
-    "checkpoint": "the job's checkpoints list them",
+    "snapshot": "the job's snapshots list them",
     "artefact": "the job's artefacts list them",
 }
 """Where to look for the names of what was not found."""

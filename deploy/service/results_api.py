@@ -1,4 +1,4 @@
-"""The routes of what jobs leave behind: artefacts, checkpoints, comparisons, experiments."""
+"""The routes of what jobs leave behind: artefacts, snapshots, comparisons, experiments."""
 
 import os
 import tempfile
@@ -14,15 +14,21 @@ from deploy.runner.readings import SeriesPoint
 from deploy.service.access import Sender
 from deploy.service.api import JobId, find, seen
 from deploy.service.artefacts import KINDS, Artefacts, artefact_file
-from deploy.service.checkpoints import FORMATS, checkpoints, compared, exported, verified
 from deploy.service.comparison import MAX_JOBS, compare
 from deploy.service.experiments import experiments, report
 from deploy.service.job_store import JobStore
 from deploy.service.long_answers import pieces
 from deploy.service.problems import Problem, not_found
+from deploy.service.snapshots import (
+    FORMATS,
+    compare_snapshots,
+    export_snapshot,
+    list_complete_snapshots,
+    verify_snapshot,
+)
 from deploy.service.strict_requests import NUMBER, strict_router
 
-Number = Annotated[str, Path(description="The number of a checkpoint.", pattern=NUMBER)]
+Number = Annotated[str, Path(description="The number of a snapshot.", pattern=NUMBER)]
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 
 
@@ -30,7 +36,7 @@ def routes(store: JobStore, experiments_folder: FilePath) -> APIRouter:
     """All routes of results."""
     router = strict_router()
     _add_artefacts(router, store)
-    _add_checkpoints(router, store)
+    _add_snapshots(router, store)
     _add_comparisons(router, store, experiments_folder)
     return router
 
@@ -57,26 +63,26 @@ def _add_artefacts(router: APIRouter, store: JobStore) -> None:
         return FileResponse(path, media_type=kind, filename=path.name)
 
 
-def _add_checkpoints(router: APIRouter, store: JobStore) -> None:
-    @router.get("/jobs/{job}/checkpoints")
-    def list_checkpoints(job: JobId) -> dict[str, Any]:
+def _add_snapshots(router: APIRouter, store: JobStore) -> None:
+    @router.get("/jobs/{job}/snapshots")
+    def list_snapshots(job: JobId) -> dict[str, Any]:
         """The complete snapshots of the run, the oldest first; pinned ones are never deleted."""
         row = find(store, job)
-        found = checkpoints(TrainSettings.of_plain(row.settings))
-        return {"checkpoints": [each | {"pinned": each["name"] in row.pinned} for each in found]}
+        found = list_complete_snapshots(TrainSettings.of_plain(row.settings))
+        return {"snapshots": [each | {"pinned": each["name"] in row.pinned} for each in found]}
 
-    @router.get("/jobs/{job}/checkpoints/{number}:verify")
+    @router.get("/jobs/{job}/snapshots/{number}:verify")
     def verify(job: JobId, number: Number) -> dict[str, Any]:
-        """Read every byte of a checkpoint; `complaints` name each bad file."""
-        complaints = verified(_settings(store, job), number)
-        return {"checkpoint": number, "good": not complaints, "complaints": complaints}
+        """Read every byte of a snapshot; `complaints` name each bad file."""
+        complaints = verify_snapshot(_settings(store, job), number)
+        return {"snapshot": number, "good": not complaints, "complaints": complaints}
 
-    @router.get("/jobs/{job}/checkpoints/{number}:diff")
+    @router.get("/jobs/{job}/snapshots/{number}:diff")
     def diff(job: JobId, number: Number, to: Annotated[str, Query(max_length=18)]) -> Any:
-        """How far each tensor moved from this checkpoint to the checkpoint `to`."""
-        return compared(_settings(store, job), number, to)
+        """How far each tensor moved from this snapshot to the snapshot `to`."""
+        return compare_snapshots(_settings(store, job), number, to)
 
-    @router.get("/jobs/{job}/checkpoints/{number}:export")
+    @router.get("/jobs/{job}/snapshots/{number}:export")
     def export(
         job: JobId,
         number: Number,
@@ -84,10 +90,10 @@ def _add_checkpoints(router: APIRouter, store: JobStore) -> None:
             Literal["safetensors", "caffemodel", "h5"], Query(alias="format")
         ] = "safetensors",
     ) -> Response:
-        """The weights of a checkpoint as a file."""
+        """The weights of a snapshot as a file."""
         name = f"{job}-{number}{FORMATS[form]}"
         with tempfile.TemporaryDirectory() as folder:
-            exported(_settings(store, job), number, FilePath(folder) / name)
+            export_snapshot(_settings(store, job), number, FilePath(folder) / name)
             file = (FilePath(folder) / name).open("rb")  # it can be read without its name
         size = os.fstat(file.fileno()).st_size
         headers = {
@@ -100,20 +106,20 @@ def _add_checkpoints(router: APIRouter, store: JobStore) -> None:
 
     def pin(job: str, number: str, *, pinned: bool) -> dict[str, Any]:
         row = find(store, job)
-        if number not in {each["name"] for each in checkpoints(_settings(store, job))}:
-            raise not_found("checkpoint", number)
+        if number not in {each["name"] for each in list_complete_snapshots(_settings(store, job))}:
+            raise not_found("snapshot", number)
         kept = sorted({*row.pinned, number} if pinned else {*row.pinned} - {number}, key=int)
         store.note(row, "pinned", pinned=kept)
         return {"pinned": kept}
 
-    @router.post("/jobs/{job}/checkpoints/{number}:pin")
+    @router.post("/jobs/{job}/snapshots/{number}:pin")
     def keep(job: JobId, number: Number) -> dict[str, Any]:
-        """Never delete this checkpoint."""
+        """Never delete this snapshot."""
         return pin(job, number, pinned=True)
 
-    @router.post("/jobs/{job}/checkpoints/{number}:unpin")
+    @router.post("/jobs/{job}/snapshots/{number}:unpin")
     def release(job: JobId, number: Number) -> dict[str, Any]:
-        """Delete this checkpoint when its time has come."""
+        """Delete this snapshot when its time has come."""
         return pin(job, number, pinned=False)
 
 

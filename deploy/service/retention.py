@@ -1,6 +1,6 @@
-"""What may be deleted, and when: old updates, logs and checkpoints of jobs that have ended.
+"""What may be deleted, and when: old updates, logs and snapshots of jobs that have ended.
 
-`plan` only looks. It never names a file of a job that is not in a terminal state, a checkpoint that
+`plan` only looks. It never names a file of a job that is not in a terminal state, a snapshot that
 another job began with, one that is pinned, the newest ones or the best one, or anything outside the
 service's home. Records of jobs stay for ever.
 """
@@ -36,14 +36,14 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Disk space that is kept free, the size of an upload, and how long files are kept.
 
     `silent_s` are seconds without a sign of life after which contact with a job counts as lost.
-    Days count from the end of a job; `checkpoints` is the number of the newest ones that are kept.
+    Days count from the end of a job; `snapshots` is the number of the newest ones that are kept.
     """
 
     free_mb: _Count = 512
     upload_gb: _Amount = 20.0
     updates_days: _Amount = 30.0
     logs_days: _Amount = 90.0
-    checkpoints: _Count = 3
+    snapshots: _Count = 3
     uploads_days: _Amount = 30.0
     silent_s: _Amount = 30.0
 
@@ -70,7 +70,7 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-_WHOLE = {"free_mb", "checkpoints"}
+_WHOLE = {"free_mb", "snapshots"}
 
 
 class Removal(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ def collect(removals: list[Removal]) -> int:
 
 
 def needed_by(store: JobStore, row: JobRow) -> list[str]:
-    """The jobs under way that began with a checkpoint of this one, or will begin with it."""
+    """The jobs under way that began with a snapshot of this one, or will begin with it."""
     shelf = _shelf(Path(row.settings["out"]) / SNAPSHOTS)
     return [
         other.id
@@ -144,7 +144,7 @@ def _shelf(place: str | Path) -> str:
 
 
 def _origin(store: JobStore, row: JobRow) -> tuple[str, str | None] | None:
-    """The place and the number of the checkpoint that a job began with; None: the newest."""
+    """The place and the number of the snapshot that a job began with; None: the newest."""
     try:
         found = job_folder.load(store.folder(row.id) / job_folder.JOB, Submission)
         if found is None or not found.origin:
@@ -172,7 +172,7 @@ def _of_job(
         numbers = [path.name for path in (run / SNAPSHOTS).glob("*") if path.name.isdecimal()]
         numbers.sort(key=int)
         kept = {
-            *numbers[max(0, len(numbers) - keep.checkpoints) :],
+            *numbers[max(0, len(numbers) - keep.snapshots) :],
             *row.pinned,
             *_best(row, numbers),
         }
@@ -187,7 +187,7 @@ def _of_job(
 
 
 def _best(row: JobRow, numbers: list[str]) -> set[str]:
-    """The checkpoint next to the test with the highest accuracy, or else with the least loss."""
+    """The snapshot next to the test with the highest accuracy, or else with the least loss."""
     try:
         tests = read_evaluations(Path(row.settings["out"]) / EVALUATIONS)
     except (DownpourError, OSError):

@@ -68,14 +68,13 @@ RULES: dict[str, Rule] = {
     **{
         f"GET {API}/jobs/{{job}}/{part}": _VIEW
         for part in (
-            *("attempts", "events", "checkpoints", "reading", "series", "logs", "artefacts"),
+            *("attempts", "events", "snapshots", "reading", "series", "logs", "artefacts"),
             "artefacts/{name:path}",
-            *(f"checkpoints/{{number}}:{verb}" for verb in ("verify", "diff", "export")),
+            *(f"snapshots/{{number}}:{verb}" for verb in ("verify", "diff", "export")),
         )
     },
     **{
-        f"POST {API}/jobs/{{job}}/checkpoints/{{number}}:{verb}": _CHANGE
-        for verb in ("pin", "unpin")
+        f"POST {API}/jobs/{{job}}/snapshots/{{number}}:{verb}": _CHANGE for verb in ("pin", "unpin")
     },
     "GET /compare": _PAGE,
     "GET /experiments": Rule(TokenRole.VIEWER, everywhere=True, page=True),

@@ -21,9 +21,9 @@ from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission
 from deploy.service.access import check_project
 from deploy.service.access_store import ProjectLimits, left
-from deploy.service.checkpoints import checkpoints
 from deploy.service.job_rows import JobRow
 from deploy.service.job_store import JobStore
+from deploy.service.snapshots import list_complete_snapshots
 from deploy.service.states import JobState
 from deploy.service.tokens import LOCAL, Principal
 from deploy.service.uploads import Uploads
@@ -83,7 +83,7 @@ class Cloning(BaseModel):
     priority: int | None = Field(default=None, ge=-1000, le=1000)
     snapshot: str | None = Field(
         default=None,
-        description='A checkpoint to start from, or "newest"; default: from the beginning.',
+        description='A snapshot to start from, or "newest"; default: from the beginning.',
     )
 
 
@@ -209,7 +209,7 @@ class Submissions:
             raise BadInput("run", expected="a run without a job", got=f"that of job {known}")
         settings = TrainSettings.load(run / SETTINGS).replace(out=run)
         _check_secrets(settings)
-        found = checkpoints(settings)
+        found = list_complete_snapshots(settings)
         state = JobState.CANCELLED
         if (run / SUMMARY).is_file():
             state = JobState.SUCCEEDED
@@ -427,11 +427,11 @@ def _local(what: str, place: str) -> Path | None:
 
 
 def _snapshot_of(row: JobRow, wanted: str) -> str:
-    """The number of a checkpoint of a job, by its number or "newest"; raises BadInput.
+    """The number of a snapshot of a job, by its number or "newest"; raises BadInput.
 
     A place in an object store that cannot be listed now is asked when the job starts.
     """
-    names = [each["name"] for each in checkpoints(TrainSettings.of_plain(row.settings))]
+    names = [each["name"] for each in list_complete_snapshots(TrainSettings.of_plain(row.settings))]
     if wanted == "newest" and names:
         return str(names[-1])
     remote = "://" in str(row.settings.get("snapshots") or "")
@@ -441,7 +441,7 @@ def _snapshot_of(row: JobRow, wanted: str) -> str:
     if wanted not in names:
         raise BadInput(
             "snapshot",
-            expected=(f"a checkpoint of job {row.id}, which has {', '.join(names) or 'none'}"),
+            expected=(f"a snapshot of job {row.id}, which has {', '.join(names) or 'none'}"),
             got=wanted[:80],
             hint="leave it out to start from the beginning",
         )

@@ -35,11 +35,11 @@ from deploy.service.alerts import (
     JobWatch,
     unwritable,
 )
-from deploy.service.checkpoints import checkpoints
 from deploy.service.job_rows import JobRow
 from deploy.service.job_store import CAUSE, JobStore, StateChanged
 from deploy.service.launcher import Liveness, LocalLauncher
 from deploy.service.retention import needed_by
+from deploy.service.snapshots import list_complete_snapshots
 from deploy.service.states import (
     ATTEMPTED,
     LONGEST_RETRY_S,
@@ -135,42 +135,44 @@ class Supervisor:
     # What users ask for.
 
     def ask(self, job: str, verb: Verb, **details: Any) -> tuple[str, JobRow]:
-        """Store a wish and act on it; returns the wish's id and the job.
+        """Record an order in the job's journal and act on it; returns the order's id and the job.
 
         Raises KeyError for an unknown job, StateChanged if the verb does not apply in its state.
         """
         with self._lock:
             row = self._store.get(job)
-            wish = secrets.token_hex(6)
+            order_id = secrets.token_hex(6)
             if verb in {Verb.SNAPSHOT, Verb.RESHARD, Verb.SET}:
                 self._expect(row, verb, applies=row.state in states_for(verb))
                 if verb is Verb.SET:
-                    self._set(row, wish, details["settings"], details["changes"])
+                    self._set(row, order_id, details["settings"], details["changes"])
                 else:
-                    self._store.note(row, verb.value, wish=wish, **details)
-                return wish, self._store.get(job)
+                    self._store.note(row, verb.value, order_id=order_id, **details)
+                return order_id, self._store.get(job)
             # One that was cancelled to drain may be cancelled `now`: its runner may never drain.
             further = not row.cancelled or details.get("mode") == "now"
             if verb is Verb.CANCEL and row.state is JobState.STOPPING and further:
-                self._store.note(row, "stop", wish=wish, cancelled=True, mode=details["mode"])
-                return wish, self._store.get(job)
+                self._store.note(
+                    row, "stop", order_id=order_id, cancelled=True, mode=details["mode"]
+                )
+                return order_id, self._store.get(job)
             to = after_verb(row.state, verb)
             self._expect(row, verb, applies=to is not None)
             assert to is not None
-            changes: dict[str, Any] = {"wish": wish, "asked": verb}
+            changes: dict[str, Any] = {"order_id": order_id, "asked": verb}
             if verb is Verb.CANCEL:
                 changes |= {"cancelled": True, "code": "", "reason": "cancelled by a user"}
             if to in {JobState.STOPPING, JobState.PAUSING}:
                 mode = details.get("mode", "drain")
-                return wish, self._store.move(row, to, kind="stop", mode=mode, **changes)
+                return order_id, self._store.move(row, to, kind="stop", mode=mode, **changes)
             if verb is Verb.RESUME:
                 changes |= {"fruitless": 0, "code": "", "reason": ""}
             if to in TERMINAL:
                 self._end_alerts(row)
-            return wish, self._store.move(row, to, **changes)
+            return order_id, self._store.move(row, to, **changes)
 
     def _set(
-        self, row: JobRow, wish: str, settings: Mapping[str, Any], changes: Mapping[str, Any]
+        self, row: JobRow, order_id: str, settings: Mapping[str, Any], changes: Mapping[str, Any]
     ) -> None:
         """Order the runner to change settings while the job trains, or start another attempt.
 
@@ -178,15 +180,15 @@ class Supervisor:
         """
         if row.state in TRAINING and may_change_live(row.settings, changes):
             # The settings follow when the runner reports that it trains with them.
-            self._store.note(row, Verb.SET.value, wish=wish, changes=changes, live=True)
+            self._store.note(row, Verb.SET.value, order_id=order_id, changes=changes, live=True)
             return
         # Others may have changed since these were checked.
         new = row.settings | {name: settings[name] for name in changes}
-        self._store.note(row, Verb.SET.value, wish=wish, settings=new, changes=changes)
+        self._store.note(row, Verb.SET.value, order_id=order_id, settings=new, changes=changes)
         if row.state in TRAINING:
-            self._store.note(row, "stop", wish=wish, mode="drain")
+            self._store.note(row, "stop", order_id=order_id, mode="drain")
         text = "the next attempt has these settings"
-        self._store.note(row, "answer", wish=wish, ok=True, text=text)
+        self._store.note(row, "answer", order_id=order_id, ok=True, text=text)
 
     def _expect(self, row: JobRow, verb: Verb, *, applies: bool) -> None:
         if not applies:
@@ -461,18 +463,18 @@ class Supervisor:
             kept.pop(row.id, None)
 
     def _answer_rest(self, row: JobRow, folder: Path) -> None:
-        """Answer the wishes that an attempt has left open: each gets one answer."""
+        """Answer the orders that an attempt has left open: each gets one answer."""
         orders = JournalReader(folder / job_folder.ORDERS).read()
         events = JournalReader(folder / job_folder.EVENTS).read()
         answered = {
-            entry.data.get("wish") for entry in (*orders, *events) if entry.kind == "answer"
+            entry.data.get("order_id") for entry in (*orders, *events) if entry.kind == "answer"
         }
         for order in orders:
-            wish = order.data.get("wish")
+            order_id = order.data.get("order_id")
             ours = order.kind in _ANSWERED or order.data.get("live")
-            if order.attempt == row.attempt and ours and wish not in answered:
+            if order.attempt == row.attempt and ours and order_id not in answered:
                 text = "the attempt ended before this was done"
-                self._store.note(row, "answer", wish=wish, ok=False, text=text)
+                self._store.note(row, "answer", order_id=order_id, ok=False, text=text)
 
     def _end_alerts(self, row: JobRow) -> None:
         """A job that is about to end has no alert left: nobody looks at it afterwards."""
@@ -548,7 +550,9 @@ class Supervisor:
             self._launcher.kill(folder, signal.SIGKILL)
 
     def _newest_snapshot(self, row: JobRow) -> str | None:
-        names = [each["name"] for each in checkpoints(TrainSettings.of_plain(row.settings))]
+        names = [
+            each["name"] for each in list_complete_snapshots(TrainSettings.of_plain(row.settings))
+        ]
         return max(names, key=int) if names else None
 
 
@@ -586,7 +590,7 @@ def delete_folder(store: JobStore, row: JobRow) -> None:
         text = f"delete: expected {states}; {row.id} is {row.state}"
         raise StateChanged(text, row.state, expected=states)
     if needed := needed_by(store, row):
-        text = f"delete: expected no job that begins with a checkpoint of {row.id}, got {needed[0]}"
+        text = f"delete: expected no job that begins with a snapshot of {row.id}, got {needed[0]}"
         raise StateChanged(text, row.state)
     folder = store.folder(row.id)
     grave = folder.with_name(f".deleted-{folder.name}")

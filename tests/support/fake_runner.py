@@ -134,13 +134,13 @@ class FakeRunner:
                 return
             if order.kind == "set" and order.data.get("live"):
                 self._event("settings", settings=order.data["changes"])
-                self._event("answer", wish=order.data["wish"], ok=True)
+                self._event("answer", order_id=order.data["order_id"], ok=True)
                 return
             if order.kind in {"snapshot", "reshard"}:
                 if order.kind == "snapshot":
                     self.snapshot()
                 more = {"shards": order.data["shards"]} if order.kind == "reshard" else {}
-                self._event("answer", wish=order.data["wish"], ok=True, **more)
+                self._event("answer", order_id=order.data["order_id"], ok=True, **more)
                 return
 
     def _event(self, kind: str, **data: object) -> None:

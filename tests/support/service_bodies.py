@@ -30,22 +30,22 @@ _MEDIA = {
 def described() -> FastAPI:
     """An application with the routes of the interface, which answers nothing."""
     absent: Any = None  # describing the routes calls none of them
-    services = api.Services(absent, absent, absent, absent, absent, absent)
+    dependencies = api.RouteDependencies(absent, absent, absent, absent, absent, absent)
     service = DescribedApp()
-    service.include_router(api.routes(services))
+    service.include_router(api.routes(dependencies))
     service.include_router(results_api.routes(absent, absent))
-    service.include_router(maintenance_api.routes(services, absent, absent, absent))
+    service.include_router(maintenance_api.routes(dependencies, absent, absent, absent))
     return service
 
 
 def request_models() -> dict[str, type[BaseModel]]:
     """The model of each route's body, by method and path."""
     absent: Any = None
-    services = api.Services(absent, absent, absent, absent, absent, absent)
+    dependencies = api.RouteDependencies(absent, absent, absent, absent, absent, absent)
     routers = (
-        api.routes(services),
+        api.routes(dependencies),
         results_api.routes(absent, absent),
-        maintenance_api.routes(services, absent, absent, absent),
+        maintenance_api.routes(dependencies, absent, absent, absent),
     )
     found = {}
     for router in routers:

@@ -5,7 +5,7 @@ from typing import Any
 EXAMPLES: dict[str, Any] = {
     "id": "1a209de6a45345f32", "job": "1a209de6a45345f32", "name": "lenet", "project": "vision",
     "owner": "alice", "labels": {"net": "lenet"}, "slots": 4, "state": "RUNNING", "attempt": 1,
-    "snapshot": "400", "wish": "5f0c1a2b3c4d", "created": 1767225600.0, "updated": 1767225660.0,
+    "snapshot": "400", "order_id": "5f0c1a2b3c4d", "created": 1767225600.0, "updated": 1767225660.0,
     "started": 1767225605.0, "ended": None, "time": 1767225660.0, "modified": 1767225660.0,
     "taken_at": 1767225660.0, "head": {"steps": 800, "planned": 4800, "loss": 0.31},
     "settings": {"solver": "/srv/lenet_solver.prototxt", "data": "/srv/mnist", "workers": 4},
@@ -16,7 +16,7 @@ EXAMPLES: dict[str, Any] = {
     "figures": {"loss": [0.31]}, "series": {"loss": [0.31]}, "path": "mnist/train.parquet",
     "url": "https://hooks.example.org/downpour", "jobs": {"RUNNING": 1}, "halted": "",
     "times_s": {"worker-0": {"compute": 41.0, "data": 2.0, "wait": 3.5, "network": 6.1}},
-    "holds": {"worker-0": 3}, "standing": "runs", "checkpoint": "400", "number": 1,
+    "holds": {"worker-0": 3}, "standing": "runs", "number": 1,
     "removals": [], "evaluations": [], "experiments": [], "alerts": [], "pinned": ["400"],
     "revoked": None, "token": "dps_...", "secret": "64 hexadecimal digits", "actor": "alice",
     "last": "204", "why": "", "detail": "", "ledger": [], "first": "200", "second": "400",

@@ -4,7 +4,7 @@ The scheduler, the job store, the transition table, the launcher, the journals a
 the real ones; processes and their clock are fake (tests/support/fake_machine.py). The service is
 killed before any of its writes (journal, database, folder, process), or amid one. What must hold:
 
-- No order is lost: a job or a wish that was answered is there after every crash.
+- No order is lost: a job or an order that was answered is there after every crash.
 - No job has a second runner, and none has one in a state without an attempt.
 - A cancelled job does not train again, and a terminal state is final.
 - The state of a job is the one that its runner has reported.
@@ -60,7 +60,7 @@ class Expected:
     """What users know about a job."""
 
     def __init__(self) -> None:
-        self.wishes: dict[str, Verb] = {}
+        self.orders: dict[str, Verb] = {}
         self.settings: dict[str, Any] = {}
         self.cancelled = False
         self.attempts: set[str] = set()
@@ -85,7 +85,7 @@ class ServiceModel(RuleBasedStateMachine):
         self.exit.callback(self.machine.kill_all)
         self.exit.enter_context(self.machine.installed())
         found = mock.patch.object(
-            supervisor_module, "checkpoints", lambda s: snapshots(s.out.parent)
+            supervisor_module, "list_complete_snapshots", lambda s: snapshots(s.out.parent)
         )
         self.exit.enter_context(found)
         self.runners: list[FakeRunner] = []
@@ -227,11 +227,11 @@ class ServiceModel(RuleBasedStateMachine):
             self.jobs[job].settings.clear()  # it may have been stored, and may not
 
     def _ask(self, job: str, verb: Verb, killed: tuple[int, bool] | None, **details: Any) -> bool:
-        """Whether the wish was answered. Its user may count on it from then on."""
+        """Return whether the order was answered; its user may count on it from then on."""
         with suppress(StateChanged):
             found = self._act(killed, lambda: self.supervisor.ask(job, verb, **details))
             if found is not None:
-                self.jobs[job].wishes[found[0]] = verb
+                self.jobs[job].orders[found[0]] = verb
                 self.jobs[job].cancelled |= verb is Verb.CANCEL
                 return True
         self.machine.writes_left = None
@@ -373,15 +373,15 @@ class ServiceModel(RuleBasedStateMachine):
                 assert row.state is runner.state, f"{row.state}, not {runner.state}"
 
     def _check_orders(self, job: str) -> None:
-        """Every answered wish is in the journal and in the database."""
+        """Every answered order is in the journal and in the database."""
         orders = JournalReader(self.store.folder(job) / job_folder.ORDERS).read()
         numbers = [entry.number for entry in orders]
         assert numbers == list(range(1, len(orders) + 1)), f"gaps in {numbers}"
-        stored = {entry.data.get("wish") for entry in orders}
-        indexed = {each["data"].get("wish") for each in self.store.events([job], limit=10**6)}
-        for wish, verb in self.jobs[job].wishes.items():
-            assert wish in stored, f"the order {verb} is lost"
-            assert wish in indexed, f"the order {verb} is not in the database"
+        stored = {entry.data.get("order_id") for entry in orders}
+        indexed = {each["data"].get("order_id") for each in self.store.events([job], limit=10**6)}
+        for order_id, verb in self.jobs[job].orders.items():
+            assert order_id in stored, f"the order {verb} is lost"
+            assert order_id in indexed, f"the order {verb} is not in the database"
 
     def _check_index(self) -> None:
         engine = memory_database()
@@ -391,12 +391,12 @@ class ServiceModel(RuleBasedStateMachine):
         assert found == present, f"rebuilt: {found}, not {present}"
         engine.dispose()
 
-    def _wishes_are_answered(self, job: str) -> None:
+    def _orders_are_answered(self, job: str) -> None:
         events = self.store.events([job], limit=10**6)
-        answers = [each["data"]["wish"] for each in events if each["kind"] == "answer"]
-        for wish, verb in self.jobs[job].wishes.items():
+        answers = [each["data"]["order_id"] for each in events if each["kind"] == "answer"]
+        for order_id, verb in self.jobs[job].orders.items():
             if verb in {Verb.SNAPSHOT, Verb.RESHARD, Verb.SET}:
-                assert answers.count(wish) == 1, f"{verb} has {answers.count(wish)} answers"
+                assert answers.count(order_id) == 1, f"{verb} has {answers.count(order_id)} answers"
 
     def teardown(self) -> None:
         if not hasattr(self, "exit"):
@@ -422,7 +422,7 @@ class ServiceModel(RuleBasedStateMachine):
         for job in self.jobs:
             assert self.store.get(job).state in TERMINAL
             self._check_orders(job)
-            self._wishes_are_answered(job)
+            self._orders_are_answered(job)
 
     def _settle(self, states: set[JobState], what: str) -> None:
         for _ in range(_PATIENCE):

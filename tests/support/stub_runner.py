@@ -115,7 +115,7 @@ def main() -> int:
             if order["kind"] == "set" and order["number"] not in done and order["data"].get("live"):
                 done.add(order["number"])
                 event("settings", settings=order["data"]["changes"], text="changed")
-                event("answer", wish=order["data"]["wish"], ok=True)
+                event("answer", order_id=order["data"]["order_id"], ok=True)
         time.sleep(0.02)
     return end("succeeded", message="done")
 

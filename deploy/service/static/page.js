@@ -252,7 +252,7 @@ function showEvent(event) {
     $("#alerts").hidden = !event.data.alerts.length;
     $("#alerts").textContent = event.data.alerts.map((name) => `▲ ${name}`).join(" ");
   }
-  if (["answer", "tested", "ended", "pinned"].includes(event.kind) || event.data.snapshot) showCheckpoints();
+  if (["answer", "tested", "ended", "pinned"].includes(event.kind) || event.data.snapshot) showSnapshots();
   if (["tested", "ended"].includes(event.kind) || event.data.state) showArtefacts();
 }
 
@@ -329,13 +329,13 @@ function drawSoon() {
   drawing ??= setTimeout(() => { drawing = null; visible.forEach((holder) => draw(holder)); }, 800);
 }
 
-async function showCheckpoints() {
-  const answer = await got(`${api}/checkpoints`);
+async function showSnapshots() {
+  const answer = await got(`${api}/snapshots`);
   if (!answer.ok) return;
-  const { checkpoints } = await answer.json();
-  const oldest = checkpoints[0];
-  say("#checkpoints", checkpoints.length ? `${counted(checkpoints.length, "checkpoint")}. A clone may start from ${checkpoints.length === 1 ? "it" : "one of them"}.` : "None yet.");
-  $("#checkpoints tbody").replaceChildren(...checkpoints.reverse().map((each) => {
+  const { snapshots } = await answer.json();
+  const oldest = snapshots[0];
+  say("#snapshots", snapshots.length ? `${counted(snapshots.length, "snapshot")}. A clone may start from ${snapshots.length === 1 ? "it" : "one of them"}.` : "None yet.");
+  $("#snapshots tbody").replaceChildren(...snapshots.reverse().map((each) => {
     const row = element("tr"), cell = element("td"), button = element("button", "Clone from here", { type: "button" });
     button.addEventListener("click", () => openCloning(each.name));
     cell.append(button);
@@ -343,7 +343,7 @@ async function showCheckpoints() {
     act("Verify", () => check(each.name, "verify"));
     if (each !== oldest) act("Diff", () => check(oldest.name, "diff", each.name));
     act(each.pinned ? "Unpin" : "Pin", () => pin(each.name, each.pinned ? "unpin" : "pin"));
-    const link = element("a", "Export", { href: `${api}/checkpoints/${each.name}:export`, download: "" });
+    const link = element("a", "Export", { href: `${api}/snapshots/${each.name}:export`, download: "" });
     cell.append(" ", link);
     row.append(element("th", each.name, { scope: "row" }), element("td", figure(each.steps), { class: "n" }),
       element("td", figure(each.bytes / 1e6, 3), { class: "n" }), element("td", day(each.taken_at)), cell);
@@ -354,7 +354,7 @@ async function showCheckpoints() {
 const said = (text) => { $("#checked").textContent = text; };
 async function check(number, verb, to) {
   said(`${verb} ${number} …`);
-  const answer = await fetch(`${api}/checkpoints/${number}:${verb}${to ? `?to=${to}` : ""}`);
+  const answer = await fetch(`${api}/snapshots/${number}:${verb}${to ? `?to=${to}` : ""}`);
   const found = await answer.json();
   if (!answer.ok) said(found.detail);
   else if (verb === "verify") said(`${number}: ${found.good ? "good" : `bad: ${found.complaints.join("; ")}`}`);
@@ -362,7 +362,7 @@ async function check(number, verb, to) {
 }
 
 async function pin(number, verb) {
-  const answer = await fetch(`${api}/checkpoints/${number}:${verb}`, { method: "POST", headers: { "X-CSRF-Token": $("meta[name=csrf]").content } });
+  const answer = await fetch(`${api}/snapshots/${number}:${verb}`, { method: "POST", headers: { "X-CSRF-Token": $("meta[name=csrf]").content } });
   said(answer.ok ? `${number}: ${verb}ned` : (await answer.json()).detail);
 }
 
@@ -427,10 +427,10 @@ const cloning = $("#cloning"), OF_CLONE = ["name", "snapshot"];
 const cloneFields = () => [...cloning.querySelectorAll("input, select")];
 
 async function openCloning(snapshot = "") {
-  const answer = await got(`${api}/checkpoints`);
-  const { checkpoints } = answer.ok ? await answer.json() : { checkpoints: [] };
+  const answer = await got(`${api}/snapshots`);
+  const { snapshots } = answer.ok ? await answer.json() : { snapshots: [] };
   $("select", cloning).replaceChildren(element("option", "the beginning", { value: "" }),
-    ...checkpoints.reverse().map((each) => element("option", `checkpoint ${figure(Number(each.name))}, ${counted(each.steps, "step")}`, { value: each.name })));
+    ...snapshots.reverse().map((each) => element("option", `snapshot ${figure(Number(each.name))}, ${counted(each.steps, "step")}`, { value: each.name })));
   $("select", cloning).value = snapshot;
   showFaults({});
   cloning.showModal();
@@ -514,7 +514,7 @@ async function openJob() {
   // The stream has those after the page was made, and may have brought some of them already.
   $("#events ol").append(...events.filter((event) => event.id <= opened).reverse().map(eventLine));
   showReading(newest);
-  showCheckpoints();
+  showSnapshots();
   showArtefacts();
   showLogs();
   setInterval(() => { if (!document.hidden) { showLogs(); if (!$("#waiting").hidden) showWaiting(); } }, 2000);

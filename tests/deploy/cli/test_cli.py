@@ -240,7 +240,7 @@ def test_a_command_group_alone_prints_its_help(arguments: str, downpour: Run) ->
     "words",
     [
         "set nothere staleness=3", "resume nothere", "describe a/b", "compare a b", "wait nothere",
-        "checkpoints ls nothere", "service reshard nothere 2", "export nothere 3 -o weights.h5",
+        "service reshard nothere 2", "export nothere 3 -o weights.h5",
     ],
 )  # fmt: skip
 def test_what_is_no_job_is_not_asked_for(words: str, downpour: Run) -> None:
@@ -255,7 +255,6 @@ def test_what_is_no_job_is_not_asked_for(words: str, downpour: Run) -> None:
     [
         ("resume", "downpour train --resume"),
         ("snapshot", "downpour snapshots take"),
-        ("checkpoints ls", "downpour snapshots ls"),
         ("describe", "downpour service adopt"),
     ],
 )

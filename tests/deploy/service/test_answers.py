@@ -67,7 +67,7 @@ def test_answers_have_their_types(start: Start, tmp_path: Path) -> None:
         job = ask("POST /jobs", json=solver)["id"]
         path = f"/jobs/{job}"
         _fill(running, job)
-        for part in ("", "/attempts", "/events", "/series", "/checkpoints", "/artefacts"):
+        for part in ("", "/attempts", "/events", "/series", "/snapshots", "/artefacts"):
             ask(f"GET /jobs/{{job}}{part}", f"{path}{part}")
         ask("GET /jobs")
         ask("PATCH /jobs/{job}", path, json=REQUESTS["JobChange"])
@@ -75,10 +75,10 @@ def test_answers_have_their_types(start: Start, tmp_path: Path) -> None:
         for verb in ("pause", "resume"):
             ask(f"POST /jobs/{{job}}:{verb}", f"{path}:{verb}")
         ask("POST /jobs/{job}:clone", f"{path}:clone", json={"settings": {"max_iter": 5}})
-        checkpoint = "/jobs/{job}/checkpoints/{number}"
-        ask(f"GET {checkpoint}:verify", f"{path}/checkpoints/50:verify")
+        snapshot = "/jobs/{job}/snapshots/{number}"
+        ask(f"GET {snapshot}:verify", f"{path}/snapshots/50:verify")
         for verb in ("pin", "unpin"):
-            ask(f"POST {checkpoint}:{verb}", f"{path}/checkpoints/50:{verb}")
+            ask(f"POST {snapshot}:{verb}", f"{path}/snapshots/50:{verb}")
         ask("GET /compare", f"/compare?jobs={job}")
         ask("POST /jobs/{job}:cancel", f"{path}:cancel")
         token = ask("POST /tokens", json=REQUESTS["NewToken"])
@@ -93,13 +93,13 @@ def test_answers_have_their_types(start: Start, tmp_path: Path) -> None:
         ask("POST /service:gc", json={})
     left = {
         "POST /jobs/{job}:snapshot", "POST /jobs/{job}:reshard", "POST /jobs:adopt",
-        "PUT /uploads/{upload}/files", f"GET {checkpoint}:diff", "GET /jobs/{job}/reading",
+        "PUT /uploads/{upload}/files", f"GET {snapshot}:diff", "GET /jobs/{job}/reading",
     }  # fmt: skip  # the same types as above, or what runners and other commands write
     assert asked == ANSWERS.keys() - left
 
 
 def _fill(running: Running, job: str) -> None:
-    """Give a job a run with a checkpoint, an artefact and a series."""
+    """Give a job a run with a snapshot, an artefact and a series."""
     found = running.get(job)["settings"]
     run = Path(found["out"])
     run.mkdir(parents=True)

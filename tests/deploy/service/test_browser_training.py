@@ -138,18 +138,17 @@ def test_pause_and_resume(training: Training) -> None:
 
 
 def test_the_end(training: Training) -> None:
-    """The job succeeds; its checkpoints and artefacts are listed without a reload."""
+    """The job succeeds; its snapshots and artefacts are listed without a reload."""
     served, tab = training.served, training.tab
     tab.sees("#state", "SUCCEEDED")
     served.await_state(training.job, "SUCCEEDED", 2)
     shown = {
-        each["name"]
-        for each in served.client.get(f"/jobs/{training.job}/checkpoints")["checkpoints"]
+        each["name"] for each in served.client.get(f"/jobs/{training.job}/snapshots")["snapshots"]
     }
     assert shown
     eventually(
-        lambda: set(tab.page.locator("#checkpoints tbody th").all_text_contents()) == shown,
-        because=lambda: f"the checkpoints {shown}",
+        lambda: set(tab.page.locator("#snapshots tbody th").all_text_contents()) == shown,
+        because=lambda: f"the snapshots {shown}",
     )
     tab.sees("#artefacts", "weights.safetensors")
     check_events(training)

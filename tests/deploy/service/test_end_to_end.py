@@ -27,7 +27,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 @pytest.mark.timeout(1800)
 def test_a_job_outlives_the_service_and_its_own_runner(served: Served) -> None:
     """Kill the service: the job trains on. Stop the runner: an alert, and nothing else. Kill it:
-    the job resumes from its snapshot. A clone of its newest checkpoint trains to the end."""
+    the job resumes from its snapshot. A clone of its newest snapshot trains to the end."""
     more = ("--data", "data", "--shards-in", "processes", "--max-iter", 10**7)
     status, answer = served.command(
         *("submit", "solver.prototxt", *more, "--snapshot-every", "1s", "--snapshot-keep", 3)
@@ -91,7 +91,7 @@ def test_a_job_outlives_the_service_and_its_own_runner(served: Served) -> None:
     assert summary["updates"] >= 2 * end
     kept = [int(path.name) for path in (run / "snapshots").iterdir() if path.name.isdecimal()]
     # On a busy machine the first snapshot is due before the first step.
-    assert min(kept) >= int(paused["snapshot"]), "it began with the checkpoint"
+    assert min(kept) >= int(paused["snapshot"]), "it began with the snapshot"
     assert summary["test_accuracy"] > 0.9
     assert served.ask(job, "cancel")["state"] == "CANCELLED"
 

@@ -216,7 +216,7 @@ def test_a_snapshot_in_a_store_that_cannot_be_listed(
     monkeypatch.setattr(submissions, "check_own", lambda *_, **__: None)
     made = idle.http.post("/api/v1/jobs", json=body(idle, snapshots="s3://bucket/none"))
     row = idle.service.store.get(made.json()["id"])
-    monkeypatch.setattr(submissions, "checkpoints", lambda _: [])
+    monkeypatch.setattr(submissions, "list_complete_snapshots", lambda _: [])
     assert submissions._snapshot_of(row, "7") == "7"
     with pytest.raises(BadInput, match="which has none"):
         submissions._snapshot_of(row, "newest")
@@ -263,8 +263,8 @@ def test_bodies(idle: Running, content: bytes, field: str) -> None:
         ("GET", "/jobs?limit=201", "limit"),
         ("GET", "/tokens?name=x", "name"),
         ("GET", "/jobs/JOB/series?x=steps", "x"),
-        ("GET", "/jobs/JOB/checkpoints/abc:verify", "number"),
-        ("GET", "/jobs/JOB/checkpoints/1:diff", "to"),
+        ("GET", "/jobs/JOB/snapshots/abc:verify", "number"),
+        ("GET", "/jobs/JOB/snapshots/1:diff", "to"),
         ("POST", "/jobs/JOB:cancel?mode=now", "mode"),
     ],
 )
@@ -274,7 +274,7 @@ def test_paths_and_queries(idle: Running, method: str, path: str, field: str) ->
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-@pytest.mark.parametrize("path", ["/jobs/JOB:foo", "/jobs/JOB:", "/jobs/JOB/checkpoints/1:foo"])
+@pytest.mark.parametrize("path", ["/jobs/JOB:foo", "/jobs/JOB:", "/jobs/JOB/snapshots/1:foo"])
 def test_verbs_that_do_not_exist(idle: Running, method: str, path: str) -> None:
     """The refusal lists the verbs that there are; what has no verbs is not found."""
     job = idle.submit()

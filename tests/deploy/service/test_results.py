@@ -1,4 +1,4 @@
-"""What jobs leave behind: artefacts, checkpoints, comparisons, experiments, adopted runs."""
+"""What jobs leave behind: artefacts, snapshots, comparisons, experiments, adopted runs."""
 
 import hashlib
 import json
@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner, Result
 
+from deploy.cli.app import app
 from deploy.run.settings import TrainSettings
 from deploy.run.updates_parquet import UpdatesWriter
 from deploy.runner.adoption import adopt
@@ -20,7 +22,7 @@ from ps.storage import open_store
 from shards.errors import BadInput
 from tests.support.eventually import eventually
 from tests.support.run_records import records
-from tests.support.service_in_process import Running, Start
+from tests.support.service_in_process import Running, Start, listening
 from tests.support.snapshot_stores import JOB, states_of
 
 DAY_S = 86400.0
@@ -69,12 +71,12 @@ def test_artefacts_have_digests_and_can_be_downloaded(idle: Running, tmp_path: P
         assert idle.http.get(f"{url}/{name}").status_code == 404
 
 
-def test_checkpoints_are_verified_exported_and_pinned(idle: Running) -> None:
+def test_snapshots_are_verified_exported_and_pinned(idle: Running) -> None:
     """A damaged one is named with its file; what is exported holds the weights."""
     job = idle.submit("train")
     run = run_of(idle, job)
     save(run, 5, 9)
-    url = f"/api/v1/jobs/{job}/checkpoints"
+    url = f"/api/v1/jobs/{job}/snapshots"
     assert idle.http.get(f"{url}/5:verify").json()["good"] is True
     (damaged,) = (run / "snapshots" / "9").glob("*0*.safetensors")
     content = bytearray(damaged.read_bytes())
@@ -83,11 +85,35 @@ def test_checkpoints_are_verified_exported_and_pinned(idle: Running) -> None:
     found = idle.http.get(f"{url}/9:verify").json()
     assert not found["good"]
     assert damaged.name in found["complaints"][0]
-    assert idle.http.get(f"{url}/77:verify").json()["field"] == "checkpoint"
+    assert idle.http.get(f"{url}/77:verify").json()["field"] == "snapshot"
     assert idle.http.get(f"{url}/..:verify").status_code in {404, 422}
     assert idle.http.post(f"{url}/5:pin").json() == {"pinned": ["5"]}
-    assert [each["pinned"] for each in idle.http.get(url).json()["checkpoints"]] == [True, False]
+    assert [each["pinned"] for each in idle.http.get(url).json()["snapshots"]] == [True, False]
     assert idle.http.post(f"{url}/5:unpin").json() == {"pinned": []}
+
+
+def test_the_commands_for_snapshots_take_a_job(idle: Running) -> None:
+    """`downpour snapshots` lists, verifies and pins those of a job by JOB or JOB@NUMBER."""
+    job = idle.submit("train")
+    save(run_of(idle, job), 5, 9)
+
+    with listening(idle) as url:
+
+        def call(*words: str) -> Result:
+            return CliRunner(env={"DOWNPOUR_SERVER": url}).invoke(app, ["snapshots", *words])
+
+        assert call("pin", f"{job}@5").stdout == "pinned: 5\n"
+        listed = [line.split() for line in call("ls", job).stdout.splitlines()]
+        assert [(words[0], words[-1]) for words in listed] == [("5", "pinned"), ("9", "MB")]
+        assert call("pin", f"{job}@5", "--off").stdout == "pinned: none\n"
+        assert call("verify", job).stdout == "5  good\n9  good\n"
+        (damaged,) = (run_of(idle, job) / "snapshots" / "9").glob("*0*.safetensors")
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+        verdict = call("verify", f"{job}@9")
+        assert verdict.exit_code == 1
+        assert damaged.name in verdict.stdout
+        assert "expected a snapshot such as" in str(call("pin", job).exception)
+        assert "of one job" in str(call("diff", f"{job}@5", f"{'0' * 17}@5").exception)
 
 
 def test_a_comparison_shows_what_differs(idle: Running) -> None:
@@ -147,9 +173,9 @@ def test_a_job_that_trains_follows_the_bound_and_the_rate_at_once(service: Runni
     job, store = service.submit("train"), service.service.store
     service.await_state(job, "RUNNING")
     changes = {"staleness": 7, "rate_factor": 0.5}
-    wish = service.ask(job, "set", settings=changes).json()["wish"]
+    order_id = service.ask(job, "set", settings=changes).json()["order_id"]
     eventually(
-        lambda: any(each["data"].get("wish") == wish for each in answers(service, job)),
+        lambda: any(each["data"].get("order_id") == order_id for each in answers(service, job)),
         because="the runner answers",
     )
     row = store.get(job)
@@ -252,12 +278,12 @@ def test_nothing_that_is_needed_is_deleted(idle: Running) -> None:
         )
     clone = idle.ask(ended, "clone", snapshot="2").json()
     idle.submit(resume=f"file://{run_of(idle, ended)}/snapshots/1")
-    idle.http.post(f"/api/v1/jobs/{ended}/checkpoints/4:pin")
+    idle.http.post(f"/api/v1/jobs/{ended}/snapshots/4:pin")
     idle.ask(ended, "cancel")
     answer = idle.http.delete(f"/api/v1/jobs/{ended}")
     assert (answer.status_code, clone["id"] in answer.text) == (409, True)
     now = store.get(ended).updated
-    assert plan(store, home, ServiceLimits(checkpoints=8), now) == []
+    assert plan(store, home, ServiceLimits(snapshots=8), now) == []
     young = {Path(each.path).name for each in plan(store, home, ServiceLimits(), now + DAY_S)}
     assert young == {"5"}
     late = plan(store, home, ServiceLimits(), now + 100 * DAY_S)
@@ -272,10 +298,10 @@ def test_nothing_that_is_needed_is_deleted(idle: Running) -> None:
     assert len(list((run_of(idle, live) / "snapshots").iterdir())) == 8
 
 
-@pytest.mark.parametrize("word", ["nothing=1", "logs-days", "logs-days=x", "checkpoints=-1"])
+@pytest.mark.parametrize("word", ["nothing=1", "logs-days", "logs-days=x", "snapshots=-1"])
 def test_limits_are_checked(word: str) -> None:
     """A limit has a known name and a number of at least 0."""
-    assert ServiceLimits.of_words(["logs-days=7.5", "checkpoints=1"]).logs_days == 7.5
+    assert ServiceLimits.of_words(["logs-days=7.5", "snapshots=1"]).logs_days == 7.5
     with pytest.raises(BadInput, match="--limit"):
         ServiceLimits.of_words([word])
 

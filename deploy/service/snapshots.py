@@ -1,6 +1,6 @@
-"""Checkpoints of jobs: listed and verified here; compared and exported by another process.
+"""Snapshots of jobs, listed and verified here, compared and exported by another process.
 
-To compare or export a checkpoint needs the net and whole weights in memory, which the service does
+To compare or export a snapshot needs the net and whole weights in memory, which the service does
 not load: `downpour snapshots` does it.
 """
 
@@ -19,7 +19,7 @@ from shards.errors import BadInput, DownpourError
 FORMATS = {"safetensors": ".safetensors", "caffemodel": ".caffemodel", "h5": ".h5"}
 
 
-def checkpoints(settings: TrainSettings) -> list[dict[str, Any]]:
+def list_complete_snapshots(settings: TrainSettings) -> list[dict[str, Any]]:
     """The complete snapshots of a run, the oldest first."""
     try:
         entries = SnapshotCatalog(catalog_of(settings, settings.out)).entries()
@@ -39,31 +39,33 @@ def checkpoints(settings: TrainSettings) -> list[dict[str, Any]]:
     ]
 
 
-def verified(settings: TrainSettings, name: str) -> list[str]:
-    """Read every byte of a checkpoint; returns its faults, none for a good one."""
+def verify_snapshot(settings: TrainSettings, name: str) -> list[str]:
+    """Read every byte of a snapshot; returns its faults, none for a good one."""
     return list(damage(_catalog(settings, name).store.below(name)))
 
 
-def compared(settings: TrainSettings, first: str, second: str) -> dict[str, Any]:
-    """How far each tensor moved between two checkpoints, and what changed in the ledger."""
+def compare_snapshots(settings: TrainSettings, first: str, second: str) -> dict[str, Any]:
+    """Compare two snapshots: how far each tensor moved, and what changed in the ledger."""
     for name in (first, second):
         _catalog(settings, name)
     pair = [f"{settings.out}@{name}" for name in (first, second)]
-    found: dict[str, Any] = msgspec.json.decode(output_of("snapshots", "diff", *pair, "--json"))
-    return found
+    difference: dict[str, Any] = msgspec.json.decode(
+        output_of("snapshots", "diff", *pair, "--json")
+    )
+    return difference
 
 
-def exported(settings: TrainSettings, name: str, target: Path) -> None:
-    """Write the weights of a checkpoint to a file with a suffix of `FORMATS`."""
+def export_snapshot(settings: TrainSettings, name: str, target: Path) -> None:
+    """Write the weights of a snapshot to a file with a suffix of `FORMATS`."""
     _catalog(settings, name)
     output_of("snapshots", "restore", f"{settings.out}@{name}", "--output", str(target))
 
 
 def _catalog(settings: TrainSettings, name: str) -> SnapshotCatalog:
-    """The catalog that has this checkpoint; raises BadInput without it."""
+    """The catalog that has this snapshot; raises BadInput without it."""
     catalog = SnapshotCatalog(catalog_of(settings, settings.out))
     if not name.isdecimal() or name not in catalog:
         raise BadInput(
-            "checkpoint", expected="one of the job", got=name[:80], hint="see its checkpoints"
+            "snapshot", expected="one of the job", got=name[:80], hint="see its snapshots"
         )
     return catalog
