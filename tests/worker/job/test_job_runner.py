@@ -121,7 +121,7 @@ class Spark:
         self._ended = threading.Event()
         self.ended_by_itself = False
         monkeypatch.setattr(job_runner, "check_columns", lambda *_: None)
-        monkeypatch.setattr(job_runner, "dealt", lambda df, *_, **__: df)
+        monkeypatch.setattr(job_runner, "deal_rows", lambda df, *_, **__: df)
         monkeypatch.setattr(spark, "run_tasks", self._run_tasks)
         monkeypatch.setattr(spark, "interrupt", self._interrupt)
 
@@ -206,7 +206,7 @@ def test_residuals_are_read_where_the_snapshot_is(
         return [(answer["report"][0].as_py(),)]
 
     monkeypatch.setattr(job_runner, "check_columns", lambda *_: None)
-    monkeypatch.setattr(job_runner, "dealt", lambda df, *_, **__: df)
+    monkeypatch.setattr(job_runner, "deal_rows", lambda df, *_, **__: df)
     monkeypatch.setattr(spark, "run_tasks", tasks)
     told, shelf, whole = Notes(), SnapshotCatalog(Keyed.URI), Keyed.URI.replace("?", "/2?")
     for steps, resume in ((2, None), (3, shelf.newest_good), (4, lambda: whole)):
