@@ -35,12 +35,6 @@ def _power(x: Wide, power: float, scale: float, shift: float) -> Wide:
     return np.asarray((shift + scale * x) ** float(power))
 
 
-def _power_slope(x: Wide, power: float, scale: float, shift: float) -> Wide:
-    if power * scale == 0:
-        return np.zeros_like(x)
-    return power * scale * _power(x, power - 1, scale, shift)
-
-
 FORWARD: dict[str, Callable[..., Any]] = {
     "relu": lambda x, slope: np.where(x > 0, x, slope * x),
     "sigmoid": _sigmoid,

@@ -99,25 +99,6 @@ def _student(t: float, freedom: int) -> float:
     return 0.5 + norm * part
 
 
-def block_interval(
-    series: ArrayLike,
-    block: int,
-    *,
-    level: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Interval:
-    """The mean of a series of dependent values, from blocks of this length."""
-    given = np.asarray(series, np.float64)
-    sums = np.cumsum(np.concatenate(([0.0], given, given[: block - 1])))
-    means = (sums[block:] - sums[:-block]) / block  # the block that begins at each place, circular
-    blocks = max(1, len(given) // block)
-    drawn = np.random.default_rng(seed).integers(len(means), size=(resamples, blocks))
-    tail = (1 - level) / 2
-    low, high = np.quantile(means[drawn].mean(1), (tail, 1 - tail))
-    return Interval(float(given.mean()), float(low), float(high))
-
-
 def equivalent(first: ArrayLike, second: ArrayLike, margin: float) -> tuple[bool, Interval]:
     """Whether two one-sided tests at 5 % show a mean difference within the margin; and the 90 %
     interval that says so."""

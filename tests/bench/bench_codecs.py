@@ -23,8 +23,6 @@ import numpy as np
 
 from cupy_kernels import codecs
 from cupy_kernels.cpu import codecs as codec_loops
-from ps import AdminClient
-from ps.launch.threads import local_shards
 from shards import payloads, zstd_frames
 from shards.messages import Kind
 from tests.bench.report import Goal, goals, save
@@ -142,24 +140,13 @@ def train(folder: Path, steps: int, seed: int, push: str, pull: str) -> dict[str
         compress_pull=pull,
     )
     started = time.process_time()
-    with (
-        local_shards(lenet_job.specs_of(job), job.model().initial(seed)) as cluster,
-        AdminClient(cluster) as console,
-        ThreadPoolExecutor(WORKERS) as pool,
-    ):
-        tasks = [
-            pool.submit(lenet_job.run_worker, worker, 0, folder, job, cluster)
-            for worker in range(WORKERS)
-        ]
-        for task in tasks:
-            task.result()
-        statuses = console.status()
-        weights = console.read()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        training = lenet_job.train_in(pool, folder, job, seed=seed)
     return {
-        "bytes_in": sum(status.bytes_in for status in statuses),
-        "bytes_out": sum(status.bytes_out for status in statuses),
+        "bytes_in": sum(status.bytes_in for status in training.statuses),
+        "bytes_out": sum(status.bytes_out for status in training.statuses),
         "cpu_s": time.process_time() - started,
-        **lenet_job.examine(weights),
+        **lenet_job.examine(training.weights),
     }
 
 

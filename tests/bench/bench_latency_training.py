@@ -22,13 +22,11 @@ import argparse
 import math
 import multiprocessing
 import tempfile
-from concurrent.futures import Executor, ProcessPoolExecutor, wait
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 
 import msgspec
 
-from ps import AdminClient
-from ps.launch.threads import local_shards
 from ps.transport.transports import Transport
 from shards.errors import DownpourError
 from shards.rules import Adagrad
@@ -90,26 +88,17 @@ def job(variant: Variant, steps: int, link: str) -> Job:
 def train(pool: Executor, variant: Variant, steps: int, link: str) -> Outcome:
     """One run from fresh shards to tested weights."""
     told = job(variant, steps, link)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        local_shards(lenet_job.specs_of(told), told.model().initial(1)) as cluster,
-        AdminClient(cluster) as console,
-    ):
+    with tempfile.TemporaryDirectory() as folder:
         lenet_job.write_rows(Path(folder))
-        lives = [
-            pool.submit(lenet_job.run_worker, number, 0, Path(folder), told, cluster, _PATIENCE_S)
-            for number in range(_WORKERS)
-        ]
         try:
-            reports = [life.result() for life in lives]
+            training = lenet_job.train_in(pool, Path(folder), told, patience_s=_PATIENCE_S)
         except DownpourError as error:
             print(f"{variant.name}: {error}")
-            wait(lives)
             return Outcome(math.nan, math.nan, math.nan, math.nan)
-        weights = console.read()
+    reports = training.reports
     return Outcome(
         samples_per_s=sum(one.samples for one in reports) / max(one.seconds for one in reports),
-        accuracy=lenet_job.examine(weights)["accuracy"],
+        accuracy=lenet_job.examine(training.weights)["accuracy"],
         compute_s=sum(one.compute_s for one in reports) / sum(one.steps for one in reports),
         network_s=sum(one.network_s for one in reports) / sum(one.steps for one in reports),
     )

@@ -42,7 +42,7 @@ MEMORY_GOAL = 1.2
 Contender = Callable[[], float]
 
 
-class Case(NamedTuple):
+class NetCase(NamedTuple):
     """A net's batch, its goal (CPU seconds over PyTorch's), and how many rounds a `--rounds` is."""
 
     batch: int
@@ -51,12 +51,12 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "lenet": Case(64, 0.7, 5),
-    "cifar10_quick": Case(100, 1.0, 2),
-    "cifar10_full": Case(100, 1.3, 2),
-    "caffenet": Case(16, 1.5),
-    "googlenet": Case(8, 1.5),
-    "resnet50": Case(8, 1.5),
+    "lenet": NetCase(64, 0.7, 5),
+    "cifar10_quick": NetCase(100, 1.0, 2),
+    "cifar10_full": NetCase(100, 1.3, 2),
+    "caffenet": NetCase(16, 1.5),
+    "googlenet": NetCase(8, 1.5),
+    "resnet50": NetCase(8, 1.5),
 }
 
 

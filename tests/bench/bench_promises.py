@@ -16,9 +16,7 @@ import multiprocessing
 import os
 import random
 import shutil
-import statistics
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -35,6 +33,7 @@ from ps.launch.launch_plan import LaunchPlan
 from ps.launch.launcher import Placement, start_shards
 from ps.transport.transports import Transport
 from shards.schedules import Fixed
+from tests.bench.loops import UpdateCost, measure_update, median_cost
 from tests.bench.peers import raw_zmq
 from tests.bench.peers.contract import Setting
 from tests.bench.report import save
@@ -42,7 +41,7 @@ from tests.bench.report import save
 BARE, LEAST = "bytes over ZeroMQ, not applied", "exactly once"
 
 
-class Case(NamedTuple):
+class PromiseCase(NamedTuple):
     """A promise, as the options that switch it on."""
 
     name: str
@@ -53,20 +52,13 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case(LEAST, "a finite gradient counts once, whatever is sent again"),
-    Case("+ staleness bound", "no worker reads weights that lack too many steps", bound=4),
-    Case("+ CURVE", "only holders of keys connect; all bytes are encrypted", secure=True),
-    Case("+ process", "a killed shard loses nothing", durability=Durability.PROCESS),
-    Case("+ logged", "a host that stops loses nothing", durability=Durability.LOGGED),
-    Case("+ replicated", "a lost host loses nothing", durability=Durability.REPLICATED),
+    PromiseCase(LEAST, "a finite gradient counts once, whatever is sent again"),
+    PromiseCase("+ staleness bound", "no worker reads weights that lack too many steps", bound=4),
+    PromiseCase("+ CURVE", "only holders of keys connect; all bytes are encrypted", secure=True),
+    PromiseCase("+ process", "a killed shard loses nothing", durability=Durability.PROCESS),
+    PromiseCase("+ logged", "a host that stops loses nothing", durability=Durability.LOGGED),
+    PromiseCase("+ replicated", "a lost host loses nothing", durability=Durability.REPLICATED),
 )
-
-
-class Spent(NamedTuple):
-    """An update: microseconds of wall time, and of CPU time of all its processes."""
-
-    wall_us: float
-    cpu_us: float
 
 
 class Contender(NamedTuple):
@@ -81,7 +73,7 @@ def children() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
-def opened(case: Case, floats: int, folder: Path, stack: ExitStack) -> Contender:
+def opened(case: PromiseCase, floats: int, folder: Path, stack: ExitStack) -> Contender:
     """Start the shards of a case, and a worker in this process."""
     before = children()
     table = ps.DenseTable("net", (ps.TensorSpec("w", (floats,)),))
@@ -116,38 +108,24 @@ def bare(floats: int, stack: ExitStack) -> Contender:
     return Contender(update, list(children() - before))
 
 
-def measured(contender: Contender, seconds: float) -> Spent:
-    """Updates for so many seconds."""
-    watched = [psutil.Process(), *contender.servers]
-
-    def cpu_s() -> float:
-        return sum(sum(process.cpu_times()[:2]) for process in watched)
-
-    before, started, done = cpu_s(), time.perf_counter(), 0
-    while (took := time.perf_counter() - started) < seconds:
-        contender.update()
-        done += 1
-    return Spent(1e6 * took / done, 1e6 * (cpu_s() - before) / done)
-
-
-def costs(floats: int, seconds: float, rounds: int, folder: Path) -> dict[str, Spent]:
+def costs(floats: int, seconds: float, rounds: int, folder: Path) -> dict[str, UpdateCost]:
     """The median cost of an update, by case."""
-    found: dict[str, list[Spent]] = defaultdict(list)
+    found: dict[str, list[UpdateCost]] = defaultdict(list)
     with ExitStack() as stack:
         contenders = {BARE: bare(floats, stack)}
         contenders |= {case.name: opened(case, floats, folder, stack) for case in CASES}
         for contender in contenders.values():
-            measured(contender, seconds / 4)  # warm
+            measure_update(contender.update, contender.servers, seconds=seconds / 4)  # warm
         for number in range(rounds):
             for name in random.Random(number).sample(list(contenders), len(contenders)):
-                found[name].append(measured(contenders[name], seconds))
-    return {
-        name: Spent(*(statistics.median(values) for values in zip(*found[name], strict=True)))
-        for name in contenders
-    }
+                contender = contenders[name]
+                found[name].append(
+                    measure_update(contender.update, contender.servers, seconds=seconds)
+                )
+    return {name: median_cost(found[name]) for name in contenders}
 
 
-def show(floats: int, figures: dict[str, Spent]) -> None:
+def show(floats: int, figures: dict[str, UpdateCost]) -> None:
     """Print a row a case, with the ratio to the least that the system can do."""
     least = figures[LEAST]
     promises = {case.name: case.promise for case in CASES}

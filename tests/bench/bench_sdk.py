@@ -10,17 +10,17 @@ and shards. The strategies' cost at the worker is measured by bench_strategies.p
 import argparse
 import asyncio
 import random
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
 
 import ps
+from tests.bench.loops import UpdateCost, measure_update, median_cost
 from tests.bench.report import Goal, goals, save
 
 STEP_US = 50.0
@@ -28,45 +28,23 @@ TABLES = 1.3
 READERS = 1000
 
 
-class Spent(NamedTuple):
-    """An update: microseconds of wall time, and of CPU time of worker and shards."""
-
-    wall_us: float
-    cpu_us: float
-
-
-def cpu_s(*processes: psutil.Process) -> float:
-    """The CPU seconds that these processes have used."""
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
-
-
-def measured(update: Callable[[], object], updates: int, *processes: psutil.Process) -> Spent:
-    """The cost of an update, over `updates` of them."""
-    before, started = cpu_s(*processes), time.perf_counter()
-    for _ in range(updates):
-        update()
-    took = time.perf_counter() - started
-    return Spent(1e6 * took / updates, 1e6 * (cpu_s(*processes) - before) / updates)
-
-
-def in_turn(cases: dict[str, tuple[Callable[[], object], int]], rounds: int) -> dict[str, Spent]:
+def in_turn(
+    cases: dict[str, tuple[Callable[[], object], int]], rounds: int
+) -> dict[str, UpdateCost]:
     """Each case's cost: the median over rounds, in each of which all take turns."""
     children = psutil.Process().children(recursive=True)
-    found: dict[str, list[Spent]] = defaultdict(list)
+    found: dict[str, list[UpdateCost]] = defaultdict(list)
     dice = random.Random(7)
     for update, updates in cases.values():
-        measured(update, max(10, updates // 10))  # warm
+        measure_update(update, updates=max(10, updates // 10))  # warm
     for _ in range(rounds):
         for name in dice.sample(list(cases), len(cases)):
             update, updates = cases[name]
-            found[name].append(measured(update, updates, psutil.Process(), *children))
-    return {
-        name: Spent(*(statistics.median(values) for values in zip(*each, strict=True)))
-        for name, each in found.items()
-    }
+            found[name].append(measure_update(update, children, updates=updates))
+    return {name: median_cost(costs) for name, costs in found.items()}
 
 
-def steps(updates: int, rounds: int) -> dict[str, Spent]:
+def steps(updates: int, rounds: int) -> dict[str, UpdateCost]:
     """A step of the SDK, and a pull and a push of the client below it, of 10 k floats."""
     params = {"w": np.zeros((100, 100), np.float32)}
     with ps.start(params) as job, job.worker("step") as me, job.worker("plain") as other:
@@ -87,7 +65,7 @@ def steps(updates: int, rounds: int) -> dict[str, Spent]:
         return in_turn({"step": (step, updates), "pull and push": (plain, updates)}, rounds)
 
 
-def tables(updates: int, rounds: int) -> dict[str, Spent]:
+def tables(updates: int, rounds: int) -> dict[str, UpdateCost]:
     """Ten tables of 100 k floats, and one of a million, by steps that fill gradients in place."""
     with ExitStack() as stack:
         cases: dict[str, tuple[Callable[[], object], int]] = {}

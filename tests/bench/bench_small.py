@@ -36,7 +36,7 @@ WARM_UP = 300
 KINDS = ("worker", "worker_zmq", "shard", "shard_zmq")
 
 
-class Spent(NamedTuple):
+class ThreadCosts(NamedTuple):
     """An update: microseconds until it is done, and of each kind of thread's CPU; its wakings."""
 
     p50: float
@@ -86,11 +86,11 @@ def work(
         for earlier, later in zip(before, threads(os.getpid(), shard), strict=True)
         for early, late in zip(earlier, later, strict=True)
     ]
-    door.send(Spent(1e6 * statistics.median(took), *each))
+    door.send(ThreadCosts(1e6 * statistics.median(took), *each))
     close()
 
 
-def measure(module: str, wanted: Setting, updates: int, pinned: bool) -> Spent:
+def measure(module: str, wanted: Setting, updates: int, pinned: bool) -> ThreadCosts:
     """One contender once, in processes of its own."""
     spawn = multiprocessing.get_context("spawn")
     (door, shards), (ours, workers) = spawn.Pipe(), spawn.Pipe()
@@ -100,7 +100,7 @@ def measure(module: str, wanted: Setting, updates: int, pinned: bool) -> Spent:
     worker = spawn.Process(target=work, args=(module, wanted, updates, pinned, shard.pid, workers))
     worker.start()
     try:
-        spent: Spent = ours.recv()
+        spent: ThreadCosts = ours.recv()
     finally:
         door.send("stop")
         worker.join(20)
@@ -155,7 +155,7 @@ def main() -> None:
     options.add_argument("--updates", type=int, default=3000)
     options.add_argument("--rounds", type=int, default=3)
     given = options.parse_args()
-    rounds: dict[str, list[Spent]] = defaultdict(list)
+    rounds: dict[str, list[ThreadCosts]] = defaultdict(list)
     dice = random.Random(7)
     cases = [(*one, pinned) for one in CONTENDERS for pinned in (False, True)]
     for _ in range(given.rounds):
@@ -174,11 +174,11 @@ def in_columns(values: Any, digits: int) -> str:
     return "  ".join(f"{value:{len(kind)}.{digits}f}" for kind, value in columns)
 
 
-def median(each: list[Spent]) -> Spent:
-    return Spent(*(statistics.median(values) for values in zip(*each, strict=True)))
+def median(each: list[ThreadCosts]) -> ThreadCosts:
+    return ThreadCosts(*(statistics.median(values) for values in zip(*each, strict=True)))
 
 
-def show(found: dict[str, Spent]) -> None:
+def show(found: dict[str, ThreadCosts]) -> None:
     print(f"{'us an update':20}{'p50':>7}{'CPU':>7}   of it: {'  '.join(KINDS)}   woken: the same")
     for name, spent in found.items():
         cpu: Any = spent[1:5]

@@ -1,11 +1,17 @@
-"""How benchmarks compare loops: in short runs, in turn, each figure the median of its rounds."""
+"""How benchmarks compare loops: in short runs, in turn, each figure the median of its rounds.
 
+A step is timed in this process; an update, which other processes share, by the CPU time of all.
+"""
+
+import math
 import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
+
+import psutil
 
 Step = Callable[[], object]
 
@@ -15,6 +21,43 @@ class StepTime(NamedTuple):
 
     wall: float
     cpu: float
+
+
+class UpdateCost(NamedTuple):
+    """Microseconds of an update: wall time, and CPU time of all its processes."""
+
+    wall_us: float
+    cpu_us: float
+
+
+def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
+    """Return the CPU seconds that these processes have used."""
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def measure_update(
+    update: Step,
+    processes: Iterable[psutil.Process] = (),
+    *,
+    updates: float = math.inf,
+    seconds: float = math.inf,
+) -> UpdateCost:
+    """Return the mean cost of an update over this many updates, or seconds.
+
+    `processes` are those that work for the update besides this one.
+    """
+    watched = [psutil.Process(), *processes]
+    before, started, done, elapsed_s = cpu_seconds(watched), time.perf_counter(), 0, 0.0
+    while done < updates and elapsed_s < seconds:
+        update()
+        done += 1
+        elapsed_s = time.perf_counter() - started
+    return UpdateCost(1e6 * elapsed_s / done, 1e6 * (cpu_seconds(watched) - before) / done)
+
+
+def median_cost(costs: Iterable[UpdateCost]) -> UpdateCost:
+    """Return the median of each figure."""
+    return UpdateCost(*(statistics.median(values) for values in zip(*costs, strict=True)))
 
 
 def step_ms(step: Step, steps: int) -> StepTime:

@@ -5,7 +5,7 @@ the arrays it changes start as the case says. Structs travel as bytes, since CuP
 them. Nothing here asks where the kernel runs.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,15 +55,6 @@ def check(
         if expected[name] is not None:
             compare(f"{case}: {name}", values, expected[name], row)
     return got
-
-
-def check_all(cases: Iterable[Case], engine: Engine) -> int:
-    """Check every case; returns how many there were."""
-    count = 0
-    for case in cases:
-        check(case, engine)
-        count += 1
-    return count
 
 
 def compare(what: str, got: Any, expected: Any, row: Kernel) -> None:

@@ -4,16 +4,19 @@ A worker is what a Spark task runs (worker/spark/worker_task.py), here in any pr
 are its share of the training set.
 """
 
+from concurrent.futures import Executor, wait
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps import Cluster
+from ps import AdminClient, Cluster
 from ps.job_spec import expect_compression, shard_specs
+from ps.launch.threads import local_shards
+from shards.shard_status import ShardStatus
 from shards.spec import ShardSpec
 from worker.caffe.inference import evaluate
 from worker.caffe.job import caffe_job
@@ -96,6 +99,34 @@ def run_worker(
     (done,) = run_task(own, spec, job.model, number, incarnation)
     (report,) = decode_reports([[cell.as_py() for cell in done.column(0)]])
     return report
+
+
+class Training(NamedTuple):
+    """What a training left: the workers' reports, the shards' statuses, the weights."""
+
+    reports: list[WorkerReport]
+    statuses: list[ShardStatus]
+    weights: NDArray[np.float32]
+
+
+def train_in(
+    pool: Executor, folder: Path, job: Job, *, seed: int = 1, patience_s: float = 60.0
+) -> Training:
+    """Train a job to its end: its shards are threads of this process, its workers run in `pool`.
+
+    The rows are in `folder`, from `write_rows`. Raises the error of a worker once all have ended.
+    """
+    with (
+        local_shards(specs_of(job), job.model().initial(seed)) as cluster,
+        AdminClient(cluster) as admin,
+    ):
+        tasks = [
+            pool.submit(run_worker, number, 0, folder, job, cluster, patience_s)
+            for number in range(job.workers)
+        ]
+        wait(tasks)
+        reports = [task.result() for task in tasks]
+        return Training(reports, admin.status(), admin.read())
 
 
 @cache

@@ -13,7 +13,6 @@ from pyspark.sql.types import (
     BinaryType,
     BooleanType,
     DataType,
-    StructField,
     StructType,
 )
 
@@ -216,11 +215,6 @@ def _any_not_finite(df: DataFrame, name: str) -> Column:
     for _ in range(_leaf(df.schema[name].dataType)[1] - 1):
         values = F.flatten(values)  # null where one of the lists is
     return present & F.coalesce(F.exists(values, _not_finite), F.lit(True))
-
-
-def with_outputs(df: DataFrame, outputs: Sequence[tuple[str, DataType]]) -> StructType:
-    """The schema of `df` and of the columns that a network adds."""
-    return StructType([*df.schema.fields, *(StructField(*output) for output in outputs)])
 
 
 def _leaf(kind: DataType) -> tuple[DataType, int]:

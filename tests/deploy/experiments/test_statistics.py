@@ -17,31 +17,6 @@ def test_paired_intervals_cover_the_truth(n: int) -> None:
     assert 0.93 <= ((low <= 1.5) & (high >= 1.5)).mean() <= 0.97
 
 
-def test_block_intervals_cover_the_truth() -> None:
-    """The same for series in which each value depends on the one before."""
-    noise = np.random.default_rng(3).standard_normal((2000, 4100))
-    series = np.empty_like(noise)
-    series[:, 0] = noise[:, 0]
-    for step in range(1, noise.shape[1]):
-        series[:, step] = 0.5 * series[:, step - 1] + noise[:, step]
-    held = 0
-    for row in series[:, 100:]:
-        found = statistics.block_interval(row, 60, resamples=500)
-        held += found.low <= 0 <= found.high
-    assert 0.93 <= held / 2000 <= 0.97
-
-
-def test_independent_draws_would_be_too_narrow() -> None:
-    """Blocks of one value miss the truth too often on such a series: the block matters."""
-    noise = np.random.default_rng(4).standard_normal((300, 1000))
-    held = 0
-    for row in noise:
-        chain = np.convolve(row, 0.9 ** np.arange(40))[:1000]
-        found = statistics.block_interval(chain, 1, resamples=200)
-        held += found.low <= 0 <= found.high
-    assert held / 300 < 0.6
-
-
 @pytest.mark.parametrize(
     ("share", "freedom", "expected"), [(0.975, 4, 2.7764), (0.975, 9, 2.2622), (0.95, 1, 6.3138)]
 )
