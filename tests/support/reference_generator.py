@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -471,14 +471,20 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
+@cache
+def write_part(name: str) -> str:
+    """Return a part; it is written once, because the tests build pages often."""
+    return PARTS[name]()
+
+
 def current(text: str) -> str:
     """A page's text with every generated part as the code has it now."""
-    return _PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", text)
+    return _PART.sub(lambda found: f"{found[1]}\n{write_part(found[2])}\n\n{found[3]}", text)
 
 
 def build_page(text: str) -> str:
     """Return a page's text with the parts that only the built site has."""
-    return _BUILT.sub(lambda marker: f"{PARTS[marker[1]]()}\n", text)
+    return _BUILT.sub(lambda marker: f"{write_part(marker[1])}\n", text)
 
 
 def parts_of(text: str) -> list[str]:
