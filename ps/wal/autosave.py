@@ -187,8 +187,9 @@ class Autosaves:
             self._trouble = self._worded(error)
             log.warning("%s", self._trouble)
             self._version = None  # the current state is not saved yet
-            if _PARTIAL in self._disk.names():
-                self._disk.remove(_PARTIAL)  # free the space: the disk may be full
+            with suppress(OSError):  # without descriptors a folder cannot be listed either
+                if _PARTIAL in self._disk.names():
+                    self._disk.remove(_PARTIAL)  # free the space: the disk may be full
         finally:
             cost_s = self._clock() - started
             self._due = began + max(self._every_s, _SHARE * cost_s)

@@ -3,6 +3,7 @@
 Shards without a network; a death is a folder that the next shard opens.
 """
 
+import errno
 import os
 import random
 import time
@@ -351,6 +352,28 @@ def test_a_full_disk(seed: int) -> None:
     assert Life(disk).held() == one.held() != held
     one.saves.save_if_due(one.shard, 30.1)
     assert one.shard.status().trouble == ""
+
+
+def test_no_descriptors_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a file cannot be opened, a folder cannot be listed either: the shard reports why the
+    autosave failed, and makes the next one when it is due.
+    """
+
+    def refuse(*_: object) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    disk = SimulatedDisk("disk", random.Random(0))
+    one = Life(disk)
+    one.install()
+    one.enter()
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "create", refuse)
+        patch.setattr(disk, "names", refuse)
+        one.push(10.0)
+    one.saves.save_if_due(one.shard, 10.1)
+    assert one.shard.status().trouble.startswith("autosave disk: Too many open files; ")
+    one.push(20.0)
+    assert Life(disk).held() == one.held()
 
 
 @pytest.mark.parametrize("fuse", range(4))
