@@ -142,7 +142,7 @@ def failovers(kills: int, stops: int, cuts: int, secure: bool) -> Failovers:
         replicated_shards(specs, secure=secure) as hosts,
         ps.AdminClient(hosts.cluster) as console,
     ):
-        console.install(specs[0].table.empty())
+        console.install(specs[0].layout.empty())
         workers = [Worker(hosts.cluster, name) for name in ("a", "b")]
         for worker in workers:
             worker.start()

@@ -143,7 +143,9 @@ def _parts(hosts: ReplicatedShards) -> Mapping[str, int]:
 def _redundant(hosts: ReplicatedShards) -> bool:
     hosts.check()
     parts = _parts(hosts)
-    return hosts.redundant and len(parts) == 1 + 2 * hosts.cluster.map.shards
+    whole = hosts.redundant and len(parts) == 1 + 2 * hosts.cluster.map.shards
+    # Until a coordinator that was started again has answered, another death would be the second.
+    return whole and hosts._heard_at > hosts._began_at
 
 
 PROCESS = _logged(
