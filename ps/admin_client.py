@@ -86,7 +86,7 @@ class AdminClient(BoundToProcess, ClosingContext):
         self.cluster = cluster = cluster_of(cluster)
         self._check = argument_checks.function("check", check, "a function without arguments")
         self._opener = Opener()
-        self._links = Links(cluster.endpoints, own=operator_key(cluster), cluster=cluster)
+        self._links = Links(cluster.endpoints, keys=operator_key(cluster), cluster=cluster)
         self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
         self._description = cluster.description
@@ -311,7 +311,7 @@ class AdminClient(BoundToProcess, ClosingContext):
                 return
 
     def _elsewhere(self, reply: Reply) -> TypeGuard[Refusal]:
-        """Whether a copy refuses because it is not the primary: the links will soon follow the
+        """Return whether a copy refuses because it is no primary: the links will soon follow the
         primary.
         """
         refused = isinstance(reply, Refusal) and reply.remedy is Remedy.RETRY

@@ -226,7 +226,7 @@ class AsyncAck(BoundToProcess):
         self._future, self._turn = future, turn
 
     def done(self) -> bool:
-        """Whether every shard has acknowledged the push, as far as this worker has heard."""
+        """Return whether every shard has acknowledged the push, as far as this worker has heard."""
         return self._future.done()
 
     async def result(self, timeout_s: float = RESULT_S) -> PushAck:
@@ -333,7 +333,7 @@ class AsyncWorker(BoundToProcess):
 
     async def flush(self) -> None:
         """Wait until every push is acknowledged by every shard."""
-        while self.worker.client.unacknowledged:
+        while self.worker.client.pending_pushes:
             await self._turn(_IDLE_S)
 
     async def close(self) -> None:

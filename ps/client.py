@@ -235,7 +235,7 @@ class Client(BoundToProcess):
         self.times.waited_s += self._wait_s
         self.times.network_s += took - self._wait_s
         assembling = time.monotonic()
-        self._replica = replica = self._arenas.assembled(pulled)
+        self._replica = replica = self._arenas.assemble(pulled)
         if copy:
             replica = structs.replace(replica, weights=replica.weights.copy())
         now = time.monotonic()
@@ -314,12 +314,12 @@ class Client(BoundToProcess):
         ):
             prefetch = argument_checks.whole("push: prefetch", prefetch, 0)
         started, before = self._enter(Push), self.times.serialise_s
-        if self._current.session.unacknowledged:
+        if self._current.session.pending_pushes:
             self._await_room(self._pacing.room)
         now = time.monotonic()
         self.times.network_s += now - started - (self.times.serialise_s - before)
         request, sends = self._current.session.push(
-            gradient if self._compresses else self._arenas.placed(gradient),
+            gradient if self._compresses else self._arenas.place_in_memory(gradient),
             self._versions(read_versions) if self._resharded else read_versions,
             clock=self.clock + ticks,
             step=self.step + steps,
@@ -383,17 +383,17 @@ class Client(BoundToProcess):
         self._pacing.leave(time.monotonic())
 
     def has_pulled(self) -> bool:
-        """Whether `pull()` would return at once: its weights were requested and have arrived."""
+        """Return whether the weights of the next `pull()` were requested and have arrived."""
         return self._prefetched.has((self.clock, self._tables))
 
     @property
-    def unacknowledged(self) -> int:
+    def pending_pushes(self) -> int:
         """The number of pushes that not every shard has acknowledged."""
-        return self._current.session.unacknowledged
+        return self._current.session.pending_pushes
 
     def has_room(self) -> bool:
-        """Whether `push` would send at once."""
-        return self._current.session.unacknowledged <= self._pacing.room
+        """Return whether `push` would send at once."""
+        return self._current.session.pending_pushes <= self._pacing.room
 
     @property
     def next_deadline(self) -> float | None:
@@ -446,7 +446,7 @@ class Client(BoundToProcess):
         pushes are not compressed: the worker can continue without it.
         """
         source = path_checks.path("restore: path", path)
-        residuals.restore(self._current.session, *residuals.loaded(source, self._current.session))
+        residuals.restore(self._current.session, *residuals.load(source, self._current.session))
 
     @_by_one_thread
     def restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
@@ -471,12 +471,12 @@ class Client(BoundToProcess):
 
     @property
     def compresses(self) -> bool:
-        """Whether pushes are compressed, and so leave a residual."""
+        """True if pushes are compressed, and so leave a residual."""
         return self._compresses
 
     @property
     def closed(self) -> bool:
-        """Whether the connections are dropped."""
+        """True if the connections are dropped."""
         return self._closed
 
     @property
@@ -541,7 +541,7 @@ class Client(BoundToProcess):
         own = self.own_state()
         if own is not None:
             session = self._current.session
-            self._residual_writer.write(*residuals.copied(session, self.step, self.clock, own))
+            self._residual_writer.write(*residuals.copy_state(session, self.step, self.clock, own))
 
     # --- resharding -------------------------------------------------------------------------------
 
@@ -630,7 +630,7 @@ class Client(BoundToProcess):
         return error
 
     def _await_room(self, unacknowledged: int) -> None:
-        while self._current.session.unacknowledged > unacknowledged:
+        while self._current.session.pending_pushes > unacknowledged:
             self._turn()
 
     def _enter(self, kind: type[Pull | Push] | None) -> float:

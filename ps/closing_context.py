@@ -1,4 +1,4 @@
-"""What every context manager shares that is closed on leaving its block."""
+"""The base class of context managers whose `__exit__` calls `close`."""
 
 from abc import ABC, abstractmethod
 from typing import Self

@@ -97,14 +97,14 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return address_of(self.endpoints[shard]).plain
 
     def for_workers(self) -> "Cluster":
-        """The same cluster without the operator's key."""
+        """This cluster without the operator's key."""
         if self.access is None:
             return self
         return msgspec.structs.replace(self, access=Access(self.access.token))
 
     @property
     def token(self) -> str:
-        """What a client needs in addition to a shard's address: `ps.connect(address, token=...)`.
+        """The secret that a client needs besides an address: `ps.connect(address, token=...)`.
 
         A secret: the job's id and, where shards speak CURVE, the join token.
         """

@@ -32,7 +32,7 @@ _HOST_PORT = re.compile(r"tcp://(.+):([0-9]{1,5})")
 
 
 def is_address(text: str) -> bool:
-    """Whether this is meant as the address of a shard, not as the path of a file."""
+    """Return whether this is meant as the address of a shard, not as the path of a file."""
     return "://" in text
 
 
@@ -73,7 +73,7 @@ def _describe(address: str, token: object, *, patience_s: float) -> Cluster:
         raise Unreachable(f"job at {where}: {text}") from None
     try:
         own = _enrolled(secret, address, patience_s) if pins else None
-        links = Links([address], own=own)
+        links = Links([address], keys=own)
         try:
             links.await_connections(min(_RETRY_S, patience_s))
             cluster = _asked(links, where, job, patience_s)

@@ -1,4 +1,4 @@
-"""How much acknowledged work survives which failure; see docs/explanation/durability.md."""
+"""The acknowledged work that survives each kind of failure; see docs/explanation/durability.md."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -7,7 +7,7 @@ from shards.errors import BadInput
 
 
 class Durability(StrEnum):
-    """What survives the death of a shard's process.
+    """The promise about the death of a shard's process.
 
     `memory`: the last snapshot. `process`: everything, while the host's kernel runs. `logged`:
     everything, also after a power failure, if the disk keeps what it reports as written.
@@ -21,7 +21,7 @@ class Durability(StrEnum):
 
     @property
     def keeps_log(self) -> bool:
-        """Whether a shard writes a WAL from which its next incarnation recovers."""
+        """True if a shard writes a WAL from which its next incarnation recovers."""
         return self in (Durability.PROCESS, Durability.LOGGED)
 
     def folder_for(self, logs: Path | None, shard: int) -> str | None:

@@ -47,7 +47,7 @@ _HOST_PORT = re.compile(r"[A-Za-z0-9_.\[\]:-]+:[0-9]{1,5}")
 
 
 class WorkerOptions(TypedDict, total=False):
-    """How a worker speaks with the shards; see `Job.worker`."""
+    """Options of a worker's connection to the shards; see `Job.worker`."""
 
     retry_s: float
     in_flight: int | None

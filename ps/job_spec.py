@@ -113,7 +113,7 @@ def expect_compression(
     tables = tuple(
         msgspec.structs.replace(
             one,
-            pushed=expected[one.table.name].pushed,
+            pushed=expected[one.table.name].push_kind,
             pulled=expected[one.table.name].pull,
         )
         for one in first.tables

@@ -35,7 +35,7 @@ Logger = logging.LoggerAdapter[logging.Logger]
 
 
 class LogSettings(msgspec.Struct, frozen=True):
-    """What is logged, from this level of `logging` on, and whether the lines are JSON."""
+    """The level of `logging` from which lines are written, and whether they are JSON."""
 
     level: int = logging.WARNING
     json: bool = False

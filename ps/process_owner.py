@@ -1,4 +1,4 @@
-"""What a process has opened belongs to that process: it alone uses it, and it ends it by its exit.
+"""Resources that belong to the process that opened them: it alone uses them, and ends them.
 
 A process that is forked off (`os.fork`, `multiprocessing` with the start method `fork`) begins with
 copies of all objects of its parent, but with none of its threads, and its connections are its
@@ -62,7 +62,7 @@ class OwnerStack(ExitStack):
 
 
 class BoundToProcess:
-    """What a user holds of a job, and cannot send to another process: its connections stay here.
+    """An object with connections of this process, which cannot be sent to another one.
 
     A subclass says what it is, and what to do in the other process.
     """

@@ -102,7 +102,7 @@ class ReadRequests:
         )
 
     def due(self, now: float) -> tuple[list[tuple[int, Read]], list[Done]]:
-        """What to send again now, and the reads that ended because a shard stays silent."""
+        """The messages to send again now, and the reads that ended because a shard is silent."""
         sends, ended = [], []
         for request, asked in list(self._under_way.items()):
             missing = [shard for shard in self._shards if shard not in asked.answers]

@@ -21,7 +21,7 @@ def reshard(old: AdminClient, new: AdminClient) -> None:
     error is `UnconfirmedHandOver`: then shard 0 has not confirmed that it hands its
     workers over.
     """
-    for what, client in (("old", old), ("new", new)):
-        argument_checks.instance(what, client, AdminClient, "an AdminClient")
+    for label, client in (("old", old), ("new", new)):
+        argument_checks.instance(label, client, AdminClient, "an AdminClient")
     successors = new.cluster.for_workers().encode()
     carry_out(admin_plans.reshard(old.side, new.side, successors), old, new)

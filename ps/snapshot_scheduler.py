@@ -19,7 +19,7 @@ from ps.logs import logger
 from ps.process_owner import Opener
 from ps.session.events import Unreachable
 from ps.snapshots.catalog import SnapshotCatalog
-from ps.snapshots.residual_writer import awaited, gathered, sweep_residuals
+from ps.snapshots.residual_writer import find_residuals, gather_residuals, sweep_residuals
 from ps.snapshots.worker_state import SavedWorkerState
 from shards.errors import DownpourError, Retry
 from shards.shard_state import ShardState
@@ -99,7 +99,7 @@ class SnapshotScheduler(ClosingContext):
 
     @property
     def idle(self) -> bool:
-        """Whether no snapshot is in progress; reports how the last one went."""
+        """True if no snapshot is in progress; reports how the last one went."""
         if self._under_way is not None and self._under_way.done():
             self._finish()
         return self._under_way is None
@@ -144,23 +144,23 @@ class SnapshotScheduler(ClosingContext):
             shard_map=self._cluster.map,
             rules=self._rules,
             workers=self._workers,
-            residuals=self._gathered(states, patience_s),
+            residuals=self._gather(states, patience_s),
         )
 
-    def _gathered(
+    def _gather(
         self, states: Sequence[ShardState], patience_s: float
     ) -> Sequence[tuple[str, SavedWorkerState]]:
         """The workers' own states for these; runs in the snapshot's thread."""
         if not self._worker_states:
             return ()
-        wanted = awaited(states)
+        expected = find_residuals(states)
         try:
-            found, self._missing = gathered(self._catalog.store, wanted, patience_s)
+            residuals, self._missing = gather_residuals(self._catalog.store, expected, patience_s)
         except OSError as error:  # the states are worth a snapshot by themselves
-            place = self._catalog.store.place
-            self._logger.warning("states of workers in %s: %s", place, error.strerror)
-            found, self._missing = [], list(wanted)
-        return found
+            uri = self._catalog.store.place
+            self._logger.warning("states of workers in %s: %s", uri, error.strerror)
+            residuals, self._missing = [], list(expected)
+        return residuals
 
     def _sweep(self) -> None:
         """Delete leftover files of workers; no worker is alive that could still need them."""
@@ -168,8 +168,8 @@ class SnapshotScheduler(ClosingContext):
             try:
                 sweep_residuals(self._catalog.store)
             except OSError as error:
-                place = self._catalog.store.place
-                self._logger.warning("old states of workers in %s: %s", place, error.strerror)
+                uri = self._catalog.store.place
+                self._logger.warning("old states of workers in %s: %s", uri, error.strerror)
 
     def _finish(self, *, training: bool = True) -> bool:
         """Wait for the snapshot in progress, and report how it went; False if it failed, or there
@@ -182,8 +182,10 @@ class SnapshotScheduler(ClosingContext):
         try:
             under_way.result()
         except DownpourError as error:
-            kept = f"the last good one is {self.latest}" if self.latest else "there is none yet"
-            self._report(f"{error}; {kept}{', and training continues' if training else ''}")
+            remaining = (
+                f"the last good one is {self.latest}" if self.latest else "there is none yet"
+            )
+            self._report(f"{error}; {remaining}{', and training continues' if training else ''}")
             return False
         self._logger.info("snapshot %s", self.latest)
         if self._catalog.untidy:

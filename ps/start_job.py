@@ -57,7 +57,7 @@ class On(StrEnum):
 
 
 class StartOptions(LaunchOptions, total=False):
-    """How a job's shards run, and how long they wait for its workers; see `start`."""
+    """Options of how a job's shards run and wait for its workers; see `start`."""
 
     lease_s: float
     warm_steps: int

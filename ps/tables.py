@@ -1,4 +1,4 @@
-"""What a job keeps on its shards, as its user describes it: named tables.
+"""A job's named tables on its shards, as its user describes them.
 
 A `Dense` table holds arrays in the user's own structure (ps/pytree.py), and says how the shards
 update them: rule, rate, weight decay, guard, compression. `Tables` names the tables of a job.

@@ -49,7 +49,7 @@ PULL_S = 600.0
 
 
 class PushAck(msgspec.Struct, frozen=True):
-    """What became of a push.
+    """The outcome of a push.
 
     `seq` numbers the worker's pushes. `versions` are those that the push made, one per shard;
     `staleness` counts the updates that others applied between its pull and its apply, at the shard
@@ -80,7 +80,7 @@ class AckFuture(BoundToProcess):
         self._pulled_at = pulled_at
 
     def done(self) -> bool:
-        """Whether this worker has received the acknowledgements of all shards."""
+        """Return whether this worker has received the acknowledgements of all shards."""
         return self._ack is not None
 
     def result(self, timeout_s: float = RESULT_S) -> PushAck:
@@ -160,7 +160,7 @@ class Worker(BoundToProcess):
 
     @property
     def lost(self) -> int:
-        """How many of its acknowledged pushes shards have lost by going back to an autosave."""
+        """The number of its acknowledged pushes that shards lost by going back to an autosave."""
         return self.client.lost
 
     @property
@@ -170,7 +170,7 @@ class Worker(BoundToProcess):
 
     @property
     def transports(self) -> tuple[str, ...]:
-        """What carries the arrays to and from each shard: `shm`, `ipc` or `tcp`."""
+        """The transport of the arrays to and from each shard: `shm`, `ipc` or `tcp`."""
         return self.client.transports
 
     @contextmanager
@@ -333,7 +333,7 @@ class WorkerStep(BoundToProcess):
 
     @property
     def pulled(self) -> bool:
-        """Whether the step has its weights, so that `pull` does not wait."""
+        """True if the step has its weights, so that `pull` does not wait."""
         return self._replica is not None
 
     def pull(self, table: str | None = None, *, timeout_s: float = PULL_S) -> Any:

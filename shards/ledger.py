@@ -201,7 +201,7 @@ class Ledger(msgspec.Struct):
         return {worker: (entry.incarnation, entry.seq) for worker, entry in self.entries.items()}
 
     def short_of(self, cut: Mapping[str, int]) -> bool:
-        """Whether a push up to `cut` is still to come from a worker that may yet send it."""
+        """Return whether a push up to `cut` is still to come from a worker that may yet send it."""
         return any(
             entry.seq < cut.get(worker, 0)
             for worker, entry in self.entries.items()
@@ -268,7 +268,7 @@ class Ledger(msgspec.Struct):
             )
 
     def judge(self, worker: str, seq: int) -> Verdict:
-        """Whether push `seq` is the next one; raises Gap if one before it is missing."""
+        """Return whether push `seq` is the next one; raises Gap if one before it is missing."""
         expected = self.entries[worker].seq + 1
         if seq > expected:
             raise Gap(f"worker {worker}: expected push {expected}, got {seq}", expected)
@@ -329,7 +329,7 @@ class Ledger(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether every active worker has joined since the last rollback, if there was one."""
+        """True if every active worker has joined since the last rollback, if there was one."""
         return not any(self.entries[worker].unheard for worker in self.active)
 
     def standings(

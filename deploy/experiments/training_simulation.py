@@ -317,7 +317,7 @@ class SimulatedTrainee:
                         self.machine = self._machine(event.clock, event.step)
                         self._wants = self.machine.wants()
                     self._resume(None)
-        if self._ending and not self.session.unacknowledged:
+        if self._ending and not self.session.pending_pushes:
             self._ending = False
             self._outbox += self.session.leave(
                 now

@@ -11,7 +11,7 @@ from deploy.simulation.lease_checks import check_silent
 from deploy.simulation.network import Deliver
 from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.shard_hosts import ShardHost, ShardProcess, held_rows
-from ps.wal.recovery import looked_at
+from ps.wal.recovery import replay_read_only
 from ps.wal.writer import BackgroundTask, LoggedShard, WriteAheadLog
 from shards import shard_state, wire_format
 from shards.delta_pulls import Change, DeltaViews
@@ -271,7 +271,7 @@ class LoggedShardHost(SingleShardHost):
         """End the process; `expected` are the states that the disk may hold now."""
         self._expected = expected
         between_turns = len(expected) == 1 and not power
-        self._settled = (self._log.name, self._log.filled) if between_turns else None
+        self._settled = (self._log.name, self._log.record_bytes) if between_turns else None
         self._process.alive = False
         self._waiting.clear()
         self._disk.fuse = None
@@ -319,7 +319,7 @@ class LoggedShardHost(SingleShardHost):
     def _check_disk(self) -> Image:
         """Check that the disk holds an expected state, with every acknowledged push."""
         try:
-            shard = looked_at(self._disk, self._world.spec(self.number, self.map))
+            shard = replay_read_only(self._disk, self._world.spec(self.number, self.map))
         except DownpourError as error:
             raise Violation(Promise.RECOVERY, f"shard {self.number}: {error}") from error
         found = invariants.image(shard)
@@ -341,7 +341,9 @@ class LoggedShardHost(SingleShardHost):
         (name, filled), self._settled = self._settled, None
         for size in (0, filled - 1):
             try:
-                looked_at(self._disk.truncated(name, size), self._world.spec(self.number, self.map))
+                replay_read_only(
+                    self._disk.truncated(name, size), self._world.spec(self.number, self.map)
+                )
             except DownpourError:
                 continue
             raise Violation(

@@ -69,7 +69,7 @@ class SimulatedWorker(SimulatedProcess):
 
     def __repr__(self) -> str:
         state = "done" if self.departed else f"at step {self._step}, asked for {self._asked}"
-        return f"{self.address.decode()} {state}, {self.session.unacknowledged} in flight"
+        return f"{self.address.decode()} {state}, {self.session.pending_pushes} in flight"
 
     def begin(self) -> None:
         """Greet the shards, and start the timers of the session and the lease."""
@@ -196,13 +196,13 @@ class SimulatedWorker(SimulatedProcess):
             return
         setting, session = self._world.setting, self.session
         if self._step >= setting.steps:
-            if not session.unacknowledged:
+            if not session.pending_pushes:
                 self.leaving = True
                 self._send(session.leave(self.now))
             return
         if not self._remaining and not self._asked:
             self._ask(self._reached)
-        if session.unacknowledged < setting.in_flight and (self._remaining or self._take_read()):
+        if session.pending_pushes < setting.in_flight and (self._remaining or self._take_read()):
             self._computing = True
             takes_s = self._clock.random.expovariate(1 / setting.step_s)
             self.after(takes_s, self._push)

@@ -78,22 +78,22 @@ def make_shard(order: ShardLaunch) -> ShardServer:
     It recovers from its WAL or its last autosave, if it has either. A restarted shard proves its
     identity by the same key as the process before it.
     """
-    boot, place = time.time_ns() // 1000, place_of(order.device)
-    log = saves = keys = kept = None
+    boot, backend = time.time_ns() // 1000, place_of(order.device)
+    log = saves = keys = folder = None
     if order.log_folder is not None:
-        kept = Path(order.log_folder)
-        log = WriteAheadLog(kept, order.durability)
+        folder = Path(order.log_folder)
+        log = WriteAheadLog(folder, order.durability)
     elif order.saves is not None:
-        kept = Path(tempfile.gettempdir()) / order.saves
-        saves = Autosaves(kept, order.rollback_s)
-    if kept is not None and order.admission is not None:
-        keys = load_or_create_keys(kept)
+        folder = Path(tempfile.gettempdir()) / order.saves
+        saves = Autosaves(folder, order.rollback_s)
+    if folder is not None and order.admission is not None:
+        keys = load_or_create_keys(folder)
     return ShardServer(
         order.spec,
         boot,
         order.bind,
         order.transport,
-        place,
+        backend,
         order.admission,
         plaintext=order.admission is None,
         keys=keys,
@@ -127,8 +127,8 @@ def main() -> int:
             server.wait()
     except Exception as error:  # noqa: BLE001  # whatever it is, the parent reports it
         traceback.print_exc()
-        ours = isinstance(error, DownpourError)
-        text = str(error) if ours else f"{type(error).__name__}: {error}"
+        is_own_error = isinstance(error, DownpourError)
+        text = str(error) if is_own_error else f"{type(error).__name__}: {error}"
         retryable = isinstance(error, DownpourError) and error.retryable
         send(answers, Failed(text, isinstance(error, BadInput), retryable))
         return 1

@@ -51,7 +51,7 @@ class ShardLaunch(_OfShard, frozen=True):
 
     @property
     def restarts(self) -> bool:
-        """Whether the shard can be restarted after a death, from its WAL or its last autosave."""
+        """True if the shard can be restarted after a death, from its WAL or its last autosave."""
         return self.durability.keeps_log or self.saves is not None
 
 

@@ -35,14 +35,14 @@ _BEATS = 4  # least number of missed beats after which a copy counts as dead
 
 
 class ShardDevice(StrEnum):
-    """What holds and updates the weights: the host's memory and cores, or a GPU."""
+    """The device that holds and updates the weights: the host's memory and cores, or a GPU."""
 
     CPU = "cpu"
     GPU = "gpu"
 
 
 class LaunchOptions(TypedDict, total=False):
-    """How a job's shards run, all optional: see `LaunchPlan`, which checks them."""
+    """Options of how a job's shards run, all optional: see `LaunchPlan`, which checks them."""
 
     host: str
     port: int
@@ -121,12 +121,12 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def issue_keys(self) -> tuple[Access | None, Admission | None]:
         """New keys for the job, and the admission for its shards; None if anybody may enter."""
-        wanted = not on_this_host(self.host) if self.secure is None else self.secure
-        return issue(self.specs[0].workers) if wanted else (None, None)
+        secure = not on_this_host(self.host) if self.secure is None else self.secure
+        return issue(self.specs[0].workers) if secure else (None, None)
 
 
 def remedy(logs: object, rollback_s: float | None) -> str:
-    """What to do when a shard has died for good, for users of the SDK."""
+    """Advice for users of the SDK when a shard has died for good."""
     if logs is not None:
         return f"the job has ended: continue it with resume={str(logs)!r}"
     if rollback_s == 0:
@@ -141,52 +141,52 @@ def plan_of(specs: Sequence[ShardSpec], options: LaunchOptions) -> LaunchPlan:
     """The plan with these options; raises BadInput for one that does not exist."""
     argument_checks.check_names("options", options, LaunchOptions.__annotations__)
     plan = LaunchPlan(specs=specs, **options)  # type: ignore[arg-type]  # it converts them
-    check_logs_kept(plan.logs, plan.durability)
+    check_log_folder(plan.logs, plan.durability)
     return plan
 
 
 def check_replicable(port: int, transport: Transport, device: ShardDevice) -> None:
     """Raise BadInput naming an option that replicated shards do not support."""
-    for what, fits, expected, got in (
+    for option, fits, expected, got in (
         ("port", port == 0, "0, for free ports", port),
         ("transport", transport in (Transport.AUTO, Transport.TCP), "auto or tcp", transport),
         ("shard device", device is ShardDevice.CPU, "cpu", device),
     ):
         if not fits:
-            raise BadInput(f"durability replicated: {what}", expected=expected, got=got)
+            raise BadInput(f"durability replicated: {option}", expected=expected, got=got)
 
 
-def check_rollback(rollback_s: float, durability: Durability, what: str = "rollback_s") -> None:
+def check_rollback(rollback_s: float, durability: Durability, option: str = "rollback_s") -> None:
     """Raise BadInput if `rollback_s` is invalid, or positive with a durability but `memory`."""
-    rollback_s = argument_checks.seconds(what, rollback_s, zero=True)
+    rollback_s = argument_checks.seconds(option, rollback_s, zero=True)
     if rollback_s and durability is not Durability.MEMORY:
-        raise BadInput(f"{what} {rollback_s:g}", expected="durability memory", got=durability)
+        raise BadInput(f"{option} {rollback_s:g}", expected="durability memory", got=durability)
 
 
-def check_logs_kept(logs: str | Path | None, durability: Durability, what: str = "logs") -> None:
+def check_log_folder(logs: str | Path | None, durability: Durability, option: str = "logs") -> None:
     """Raise BadInput for a folder of logs with a durability that keeps none.
 
     Its user would expect to resume from them.
     """
     if logs is not None and not durability.keeps_log:
         raise BadInput(
-            what,
+            option,
             expected="a folder for logs only with durability process or logged",
             got=f"durability {durability}",
         )
 
 
-def check_silence(silence_s: float, lease_s: float, what: str = "silence_s") -> None:
+def check_silence(silence_s: float, lease_s: float, option: str = "silence_s") -> None:
     """Raise BadInput if `silence_s` is too short to mean death, or not shorter than a lease.
 
     Living copies are silent between two beats, and a beat may be late. A primary that may be
     suspended for longer than a lease would find all its workers' leases expired when it resumes.
     """
     least = _BEATS * BEAT_S
-    silence_s = argument_checks.seconds(what, silence_s)
+    silence_s = argument_checks.seconds(option, silence_s)
     if not least <= silence_s < lease_s:
         raise BadInput(
-            what,
+            option,
             expected=(
                 f"at least {least:g} s, in which a copy sends {_BEATS} beats, "
                 f"and less than the lease of a worker, {lease_s:g} s"
@@ -212,7 +212,7 @@ def place_of(device: ShardDevice) -> Backend:
 
 
 def recovery_s(values: int, rules: Sequence[Rule]) -> float:
-    """How many seconds a restart from the WAL may take, for a shard of `values` under `rules`.
+    """The seconds that a restart from the WAL may take, for a shard of `values` under `rules`.
 
     The shard reads a few times the size of its state (docs/explanation/durability.md).
     """

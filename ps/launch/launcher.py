@@ -56,7 +56,7 @@ class LaunchedShards(Protocol):
 def start_shards(placement: Placement, plan: LaunchPlan) -> AbstractContextManager[LaunchedShards]:
     """Start the shards of `plan`, replicated if it says so; end them on leaving.
 
-    See `ray_shards`, `process_shards`, `replicated_shards` for what is raised.
+    See `ray_shards`, `process_shards`, `process_replicas` for what is raised.
     """
     match placement:
         case Placement.RAY:

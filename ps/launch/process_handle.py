@@ -12,7 +12,7 @@ class Stranded(GiveUp):
 
 
 class ExitReason(NamedTuple):
-    """How a process ended: `reported` if it gave the reason itself, `killed` if from outside."""
+    """The cause of an end: `reported` if the process gave it itself, `killed` if from outside."""
 
     text: str
     reported: bool
@@ -40,7 +40,7 @@ class ProcessHandle(ABC):
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """Whether the process still runs, as far as this machine knows by now."""
+        """True if the process still runs, as far as this machine knows by now."""
 
     @abstractmethod
     def endpoint(self, until: float) -> str:

@@ -71,12 +71,12 @@ def process_shards(
     plan = plan_of(specs, options)
     if plan.durability is Durability.REPLICATED:
         raise BadInput(
-            "durability replicated", expected="`replicated_shards`", got="`process_shards`"
+            "durability replicated", expected="`process_replicas`", got="`process_shards`"
         )
     return start_single(plan)
 
 
-def replicated_shards(
+def process_replicas(
     specs: Sequence[ShardSpec], **options: Unpack[LaunchOptions]
 ) -> AbstractContextManager[ReplicatedShards]:
     """Start a coordinator and two processes per spec; end them on leaving.
@@ -95,12 +95,12 @@ def replicated_shards(
 def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
     """`process_shards` of a plan."""
     _check_host(plan)
-    return single_copies(plan, lambda order, _: ChildProcess(order), here=True)
+    return single_copies(plan, lambda order, _: ChildProcess(order), on_this_machine=True)
 
 
 @contextmanager
 def start_replicated(plan: LaunchPlan) -> Iterator[ReplicatedShards]:
-    """`replicated_shards` of a plan."""
+    """`process_replicas` of a plan."""
     _check_host(plan)
     with (
         temporary_folder("record") as folder,
@@ -133,7 +133,7 @@ class _ThisMachine:
         return False
 
 
-def _reported(failed: Failed) -> ExitReason:
+def _reason_of(failed: Failed) -> ExitReason:
     return ExitReason(f"failed: {failed.text}", reported=not failed.retryable)
 
 
@@ -181,7 +181,7 @@ class ChildProcess(ProcessHandle):
                 self.empty = empty
                 return endpoint
             case Failed(text):
-                self._fate = _reported(answer)
+                self._fate = _reason_of(answer)
                 raise (
                     BadInput(text)
                     if answer.mendable
@@ -203,7 +203,7 @@ class ChildProcess(ProcessHandle):
         if self._fate is None:
             match self._receive():
                 case Failed() as failed:
-                    self._fate = _reported(failed)
+                    self._fate = _reason_of(failed)
                 case _:
                     killed = -self.process.returncode in _FROM_OUTSIDE
                     self._fate = ExitReason(

@@ -30,7 +30,7 @@ from ps.server.sockets import CannotListen
 from shards.errors import BadInput, DownpourError, GiveUp
 
 _END_S = 5.0
-_CALLS = 3  # concurrent: `lived` waits all the time, `stop` may wait, and one more must get through
+_CALLS = 3  # at once: `wait_for_end` always waits, `stop` may wait, and one more must get through
 
 
 class _Serving:
@@ -42,13 +42,11 @@ class _Serving:
         launch: Launch
         settings, launch = msgspec.msgpack.decode(order, type=tuple[logs.LogSettings, Launch])
         logs.set_up(settings, **log_fields(launch))
-        server, self._endpoint = make_server(
-            self._localized(launch), ray.util.get_node_ip_address()
-        )
+        server, self._endpoint = make_server(self._localize(launch), ray.util.get_node_ip_address())
         self._empty = server.empty
         self._server = server.start()
 
-    def _localized(self, order: Launch) -> Launch:
+    def _localize(self, order: Launch) -> Launch:
         """The order with its paths resolved on this node."""
         return order
 
@@ -58,7 +56,7 @@ class _Serving:
         node = ray.get_runtime_context().get_node_id()
         return self._endpoint, build_id(), os.getpid(), node, self._empty
 
-    def lived(self) -> None:
+    def wait_for_end(self) -> None:
         """Wait until the server loop has ended; raises the error that ended it."""
         self._server.wait()
         self._server.check()
@@ -77,7 +75,7 @@ class ShardActor(_Serving):
 
     _log: Path | None
 
-    def _localized(self, order: Launch) -> Launch:
+    def _localize(self, order: Launch) -> Launch:
         assert isinstance(order, ShardLaunch)
         self._log = None if order.log_folder is None else Path(order.log_folder)
         if self._log is not None and order.seen and not self._log.is_dir():
@@ -110,7 +108,7 @@ class CoordinatorActor(_Serving):
 
     _record: Path
 
-    def _localized(self, order: Launch) -> Launch:
+    def _localize(self, order: Launch) -> Launch:
         assert isinstance(order, CoordinatorLaunch)
         self._record = Path(tempfile.gettempdir()) / order.record
         self._record.parent.mkdir(mode=0o700, exist_ok=True)
@@ -142,12 +140,14 @@ class Actor(ProcessHandle):
         """
         self.name = order.name
         self._forgets = False
-        place = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=soft)
+        strategy = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=soft)
         options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "max_concurrency": _CALLS}
-        actor_class = ray.remote(_KINDS[type(order)]).options(scheduling_strategy=place, **options)
+        actor_class = ray.remote(_KINDS[type(order)]).options(
+            scheduling_strategy=strategy, **options
+        )
         self._actor = actor_class.remote(msgspec.msgpack.encode((logs.current(), order)))
         self._description = self._actor.describe.remote()
-        self._lived = self._actor.lived.remote()
+        self._end = self._actor.wait_for_end.remote()
         self._stopped: Any = None
         self._pid: int | None = None
         self._node = node
@@ -192,11 +192,11 @@ class Actor(ProcessHandle):
 
     @property
     def alive(self) -> bool:
-        return not _ready(self._lived)
+        return not _ready(self._end)
 
     def wait(self) -> ExitReason:
         try:
-            ray.get(self._lived)
+            ray.get(self._end)
         except RayActorError:
             return ExitReason("died: its Ray actor is gone", reported=False)
         except RayError as error:
@@ -269,5 +269,5 @@ def _cause(error: RayError) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     last = lines[-1].strip() if lines else type(error).__name__
     name, _, text = last.partition(": ")
-    ours = DownpourError.__module__, CannotListen.__module__
-    return text if name.rpartition(".")[0] in ours else last
+    own_modules = DownpourError.__module__, CannotListen.__module__
+    return text if name.rpartition(".")[0] in own_modules else last

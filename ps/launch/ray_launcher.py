@@ -55,12 +55,12 @@ def ray_shards(
     return start_single(plan)
 
 
-def replicated_ray_shards(
+def ray_replicas(
     specs: Sequence[ShardSpec], **options: Unpack[LaunchOptions]
 ) -> AbstractContextManager[ReplicatedShards]:
     """Start a coordinator and two copies per spec as actors; end them on leaving.
 
-    The same as `replicated_shards`, in the Ray cluster that this process is connected to.
+    The same as `process_replicas`, in the Ray cluster that this process is connected to.
     """
     return start_replicated(plan_of(specs, {**options, "durability": Durability.REPLICATED}))
 
@@ -76,7 +76,7 @@ def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
             expected=f"a Ray with {shards} GPUs, one per shard",
             got=f"one with {has:g}",
         )
-    return single_copies(plan, _start_shard, here=False)
+    return single_copies(plan, _start_shard, on_this_machine=False)
 
 
 def start_replicated(plan: LaunchPlan) -> AbstractContextManager[ReplicatedShards]:
@@ -103,9 +103,9 @@ class _InRay:
 
     def copy(self, order: CopyLaunch, apart_from: Collection[int]) -> Actor:
         self._copies = {boot: actor for boot, actor in self._copies.items() if actor.alive}
-        places = {boot: actor.node for boot, actor in self._copies.items() if actor.node}
-        taken = {node for boot, node in places.items() if boot in apart_from}
-        node = node_for_copy(ray_actors.nodes(), taken, Counter(places.values()))
+        node_of = {boot: actor.node for boot, actor in self._copies.items() if actor.node}
+        occupied = {node for boot, node in node_of.items() if boot in apart_from}
+        node = node_for_copy(ray_actors.nodes(), occupied, Counter(node_of.values()))
         self._copies[order.boot] = actor = Actor(order, node=node)
         return actor
 
@@ -120,6 +120,8 @@ class _InRay:
         return self._copies[boot].node if boot in self._copies else None
 
 
-def node_for_copy(nodes: Sequence[str], taken: Collection[str], copies: Mapping[str, int]) -> str:
+def node_for_copy(
+    nodes: Sequence[str], occupied: Collection[str], copies: Mapping[str, int]
+) -> str:
     """The node for one more copy: preferably not `taken`, and with the fewest copies."""
-    return min(nodes, key=lambda node: (node in taken, copies.get(node, 0)))
+    return min(nodes, key=lambda node: (node in occupied, copies.get(node, 0)))

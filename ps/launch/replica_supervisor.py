@@ -48,7 +48,7 @@ _START_S = 3 * START_S  # for two processes a shard, and the coordinator
 
 
 class ProcessFactory(Protocol):
-    """How a placement starts processes; no method waits for a process to serve."""
+    """The ways in which a placement starts processes; no method waits for one to serve."""
 
     def coordinator(self, order: CoordinatorLaunch) -> ProcessHandle:
         """Start a coordinator; all coordinators of a job use the same record."""
@@ -59,11 +59,11 @@ class ProcessFactory(Protocol):
         ...
 
     def same_machine(self, boot: int, other: int) -> bool:
-        """Whether these two copies run on one machine, and so would die together."""
+        """Return whether these two copies run on one machine, and so would die together."""
         ...
 
     def has_other_machine(self, boot: int) -> bool:
-        """Whether there is now a machine other than the one that runs this copy."""
+        """Return whether there is now a machine other than the one that runs this copy."""
         ...
 
 
@@ -149,7 +149,7 @@ class ReplicatedShards:
 
     @property
     def redundant(self) -> bool:
-        """Whether every shard could lose a copy now without losing an acknowledged push."""
+        """True if every shard could lose a copy now without losing an acknowledged push."""
         return all(
             shard in self._primaries and len(self._living(self._primaries[shard])) == 2
             for shard in range(len(self._specs))
@@ -197,8 +197,8 @@ class ReplicatedShards:
             self._keys[boot] = address_of(process.endpoint(until)).key
         cluster = make_cluster(self._specs, [""] * len(self._specs), self._access)
         cluster = replace(cluster, coordinator=self._coordinator_at)
-        own = None if self._access is None else KeyPair.of(self._access.operator)
-        self._resolver = PrimaryResolver(cluster, self._context, own)
+        operator_keys = None if self._access is None else KeyPair.of(self._access.operator)
+        self._resolver = PrimaryResolver(cluster, self._context, operator_keys)
         while not self.redundant:
             if time.monotonic() > until:
                 raise GiveUp(f"replicated shards: not all had a backup within {_START_S:g} s")
@@ -258,7 +258,7 @@ class ReplicatedShards:
             self._lost_coordinator = str(error)
             self._logger.warning("%s; restarting it", error)
             served_s = self._heard_at - self._began_at
-            self._restarts.died(served_s if served_s > 0 else None)
+            self._restarts.count_death(served_s if served_s > 0 else None)
             self._restart_at = now + self._restarts.pause_s
             self._coordinator.end()
             self._coordinator = None
@@ -330,7 +330,7 @@ class ReplicatedShards:
                 self._copies[info.backup][1].ask_to_end()
 
     def _serves(self, spare: ProcessHandle) -> bool:
-        """Whether a process that has reported its endpoint runs this build; stop it if not."""
+        """Return whether a process that reported its endpoint runs this build; stop it if not."""
         try:
             return bool(spare.endpoint(time.monotonic()))
         except WrongBuild:
@@ -340,7 +340,7 @@ class ReplicatedShards:
         return False
 
     def _waits(self, shard: int) -> bool:
-        """Whether a process is starting already, or one has failed a moment ago."""
+        """Return whether a process is starting already, or one has failed a moment ago."""
         boot, since = self._offered[shard]
         age_s = time.monotonic() - since
         if boot in self._used:
@@ -354,9 +354,9 @@ class ReplicatedShards:
         order = CopyLaunch(
             self._specs[shard], self._boot, self._coordinator_at, self._bind, self._admission
         )
-        self._copies[self._boot] = shard, self._starts.copy(order, self._colocated(shard))
+        self._copies[self._boot] = shard, self._starts.copy(order, self._other_copies(shard))
 
-    def _colocated(self, shard: int) -> list[int]:
+    def _other_copies(self, shard: int) -> list[int]:
         """The boot numbers of the copies that a further copy of the shard should be apart from.
 
         Leaves out a replaced copy: it counts as dead, even if its process has yet to end.

@@ -51,7 +51,7 @@ class RestartPolicy:
         self._first_s = PAUSE_S if pause_s is None else pause_s
         self._longest_s = longest_s
 
-    def died(self, served_s: float | None, *, killed: bool = False) -> None:
+    def count_death(self, served_s: float | None, *, killed: bool = False) -> None:
         """Count a death after `served_s` seconds of service; None if the process never served.
 
         `killed`: from outside, which is no crash. If that happens while processes start, the pauses
@@ -67,7 +67,7 @@ class RestartPolicy:
 
     @property
     def too_many(self) -> bool:
-        """Whether to give up, because another process would crash as well."""
+        """True if to give up, because another process would crash as well."""
         return self.quick >= MAX_QUICK
 
     @property
@@ -128,7 +128,7 @@ class RestartingProcess:
 
     @property
     def deaths(self) -> int:
-        """How many of the shard's processes have died, while serving or starting."""
+        """The number of the shard's processes that have died, while serving or starting."""
         return self._deaths.all
 
     @property
@@ -167,16 +167,16 @@ class RestartingProcess:
 
     def _run(self) -> None:
         try:
-            while self._followed(self.child.wait()):
+            while self._restart_until_served(self.child.wait()):
                 pass
             if self._failure is not None and not self._ending.is_set():
                 self._given_up(self._failure)
         except BaseException as error:  # whatever it is, `check` raises it
-            what = f"{type(error).__name__}: {error}"
-            self._failure = f"{self.child.name} is not restarted: {what}"
+            cause = f"{type(error).__name__}: {error}"
+            self._failure = f"{self.child.name} is not restarted: {cause}"
             self._logger.exception("%s is not restarted", self.child.name)
 
-    def _followed(self, fate: ExitReason) -> bool:
+    def _restart_until_served(self, fate: ExitReason) -> bool:
         """Restart until a process serves; False if the shard is to end, or is given up."""
         if self._ending.is_set():
             return False
@@ -184,12 +184,12 @@ class RestartingProcess:
         if fate.reported:
             self._failure = died
             return False
-        self._deaths.died(time.monotonic() - self._since, killed=fate.killed)
+        self._deaths.count_death(time.monotonic() - self._since, killed=fate.killed)
         while not self._deaths.too_many:
             if self._ending.wait(self._deaths.pause_s):
                 return False
             try:
-                return self._started(died, first=first)
+                return self._start_next(died, first=first)
             except Stranded as error:
                 self._failure = str(error)
                 return False
@@ -202,14 +202,14 @@ class RestartingProcess:
                 if fate.reported:
                     self._failure = how
                     return False
-                self._deaths.died(None, killed=fate.killed and not hangs)
+                self._deaths.count_death(None, killed=fate.killed and not hangs)
         self._failure = (
             f"{self.child.name} has died {self._deaths.quick} times in a row, each before it had"
             f" served for {QUICK_S:g} s; the last time: {how}"
         )
         return False
 
-    def _started(self, died: str, *, first: bool) -> bool:
+    def _start_next(self, died: str, *, first: bool) -> bool:
         """Start the next process and wait until it serves; False if no restart is wanted."""
         with self._lock:
             if self._ending.is_set():

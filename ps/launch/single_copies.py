@@ -79,7 +79,7 @@ class SingleCopies:
 
     @property
     def deaths(self) -> int:
-        """How many processes have died, while serving or starting."""
+        """The number of processes that have died, while serving or starting."""
         return sum(shard.deaths for shard in self._shards)
 
     def check(self) -> None:
@@ -95,7 +95,9 @@ class SingleCopies:
 
 
 @contextmanager
-def single_copies(plan: LaunchPlan, start: Start, *, here: bool) -> Iterator[SingleCopies]:
+def single_copies(
+    plan: LaunchPlan, start: Start, *, on_this_machine: bool
+) -> Iterator[SingleCopies]:
     """Start the shards of `plan` with `start`; end them on leaving.
 
     `here`: they all run on this machine. Raises what a process's `endpoint` raises if it does not
@@ -107,7 +109,7 @@ def single_copies(plan: LaunchPlan, start: Start, *, here: bool) -> Iterator[Sin
     for folder in folders:
         if folder is not None and seen:
             LogFolder(Path(folder)).make()
-    with _saves_of(plan.specs, plan.autosave_s, here=here) as saves:
+    with _saves_of(plan.specs, plan.autosave_s, on_this_machine=on_this_machine) as saves:
         orders = [
             ShardLaunch(
                 spec,
@@ -123,7 +125,9 @@ def single_copies(plan: LaunchPlan, start: Start, *, here: bool) -> Iterator[Sin
             )
             for spec, folder, saved in zip(plan.specs, folders, saves, strict=True)
         ]
-        with serving(orders, start, remedy(plan.logs, plan.rollback_s) if here else "") as (
+        with serving(
+            orders, start, remedy(plan.logs, plan.rollback_s) if on_this_machine else ""
+        ) as (
             endpoints,
             shards,
         ):
@@ -152,13 +156,15 @@ def serving(
         _check_all_or_none(orders, children)
         for order, child, endpoint in zip(orders, children, endpoints, strict=True):
 
-            def given_up(cause: str, order: ShardLaunch = order, endpoint: str = endpoint) -> None:
+            def on_give_up(
+                cause: str, order: ShardLaunch = order, endpoint: str = endpoint
+            ) -> None:
                 if not advice or order.admission is not None:
                     return
                 with suppress(BadInput):  # the port is taken: then clients wait, as for any silence
                     refusing.append(_refusing(order, endpoint, f"{cause}; {advice}"))
 
-            shards.append(_restarting(order, child, endpoint, start, given_up))
+            shards.append(_restarting(order, child, endpoint, start, on_give_up))
         yield endpoints, shards
 
 
@@ -208,27 +214,27 @@ def _check_all_or_none(orders: Sequence[ShardLaunch], children: Sequence[Process
     """
     folders = [order.log_folder for order in orders]
     empty = [child.name for child in children if child.empty]
-    held = [child.name for child in children if not child.empty]
-    if None in folders or not (empty and held):
+    filled = [child.name for child in children if not child.empty]
+    if None in folders or not (empty and filled):
         return
     logs = Path(str(folders[0])).parent
     raise BadInput(
         f"logs {logs}",
         expected="weights of every shard or of none",
         got=(
-            f"those of {_listed(held)} and none of {_listed(empty)}: put "
+            f"those of {_list_names(filled)} and none of {_list_names(empty)}: put "
             f"back the missing logs, or remove {logs} to start without them"
         ),
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= _NAMED else f"{len(names)} shards"
 
 
 @contextmanager
 def _saves_of(
-    specs: Sequence[ShardSpec], rollback_s: float, *, here: bool = False
+    specs: Sequence[ShardSpec], rollback_s: float, *, on_this_machine: bool = False
 ) -> Iterator[list[str | None]]:
     """Each shard's folder of autosaves, or None if it makes none; removed on leaving.
 
@@ -238,7 +244,7 @@ def _saves_of(
     """
     with OwnerStack() as stack:
         job = f"downpour-{secrets.token_hex(16)}"
-        if here and rollback_s:
+        if on_this_machine and rollback_s:
             job = stack.enter_context(temporary_folder("saves")).name
         folders = [f"{job}/shard-{spec.shard}" for spec in specs] if rollback_s else []
         for folder in folders:

@@ -43,12 +43,12 @@ def local_shards(
         weights = argument_checks.array(
             f"weights of {', '.join(layout.names)}", weights, layout.size
         )
-    place = place_of(argument_checks.choice("device", device, ShardDevice))
+    backend = place_of(argument_checks.choice("device", device, ShardDevice))
     access, admission = plan.issue_keys()
     with OwnerStack() as stack:
         servers = [
             stack.enter_context(
-                ShardServer(spec, boot=1, transport=offered, place=place, admission=admission)
+                ShardServer(spec, boot=1, transport=offered, backend=backend, admission=admission)
             )
             for spec in specs
         ]

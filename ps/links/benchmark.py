@@ -138,7 +138,7 @@ class _Prober:
         self._cluster = cluster
         self._shard = shard
         self._patience_s = patience_s
-        self._links = Links([endpoint] * connections, own=own)
+        self._links = Links([endpoint] * connections, keys=own)
         self._links.await_connections(patience_s)
         self._connections = connections
         self._request = 0

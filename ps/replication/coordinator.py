@@ -57,7 +57,7 @@ class ShardGroup(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What the driver must do: save `record` unless it is None, then send the assignments."""
+    """The work of the driver: save `record` unless it is None, then send the assignments."""
 
     record: dict[int, ShardGroup] | None
     assignments: list[tuple[int, Assignment]]
@@ -117,7 +117,7 @@ class Coordinator:
         assignments = [
             notice for shard in changed for notice in self._notices(shard, self._members(shard))
         ]
-        return Decision(self._unsaved(), assignments)
+        return Decision(self._take_unsaved(), assignments)
 
     def under_replicated(self, now: float) -> list[int]:
         """The shards without a backup and without a spare process that could become one."""
@@ -189,12 +189,12 @@ class Coordinator:
     def _spare(self, shard: int, now: float) -> int | None:
         """A living process of this shard that has never been its primary or backup."""
         group = self.groups[shard]
-        taken = {*self._of(group.settled), *self._of(group.pending)}
+        members = {*self._of(group.settled), *self._of(group.pending)}
         spares = [
             boot
             for boot, of in self._shard_of.items()
             if of == shard
-            and boot not in taken
+            and boot not in members
             and not self._accepted[boot]
             and self._alive(boot, now)
         ]
@@ -214,7 +214,7 @@ class Coordinator:
     # --- output -----------------------------------------------------------------------------------
 
     def _decision(self, shard: int, recipients: Iterable[int]) -> Decision:
-        return Decision(self._unsaved(), self._notices(shard, recipients))
+        return Decision(self._take_unsaved(), self._notices(shard, recipients))
 
     def _notices(self, shard: int, recipients: Iterable[int]) -> list[tuple[int, Assignment]]:
         """The pending configuration for its members, the settled one for the other recipients."""
@@ -227,7 +227,7 @@ class Coordinator:
                 notices.append((boot, Assignment(configuration, confirmed=not pending)))
         return notices
 
-    def _unsaved(self) -> dict[int, ShardGroup] | None:
+    def _take_unsaved(self) -> dict[int, ShardGroup] | None:
         if self.groups == self._saved:
             return None
         self._saved = dict(self.groups)

@@ -20,7 +20,7 @@ from ps.logs import logger
 from ps.replication.coordinator import Coordinator, Decision
 from ps.replication.coordinator_store import CoordinatorStore
 from ps.security.authorization import Admission
-from ps.security.keys import KeyPair, address_of, expect, pinned, serve_with
+from ps.security.keys import KeyPair, address_of, expect, pin_key, serve_with
 from ps.security.zap import ZapAuthenticator
 from ps.server.frontend import HANDSHAKE_MS
 from ps.socket_context import SocketContext
@@ -57,7 +57,7 @@ class _Watch:
     """
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", peer: str, own: KeyPair | None
+        self, context: "zmq.Context[zmq.Socket[bytes]]", peer: str, keys: KeyPair | None
     ) -> None:
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -65,12 +65,12 @@ class _Watch:
         self.events = self._socket.get_monitor_socket(_BROKEN | zmq.Event.HANDSHAKE_SUCCEEDED)
         self.taken_up = False
         plain, key = address_of(peer)
-        if key and own is not None:
-            expect(self._socket, key, own)
+        if key and keys is not None:
+            expect(self._socket, key, keys)
         self._socket.connect(plain)
 
-    def broken(self) -> bool:
-        """Whether the connection has broken; call it when `events` can be read."""
+    def has_broken(self) -> bool:
+        """Return whether the connection has broken; call it when `events` can be read."""
         with contextlib.suppress(zmq.Again):
             event = recv_monitor_message(self.events, zmq.NOBLOCK)["event"]
             self.taken_up |= event == zmq.Event.HANDSHAKE_SUCCEEDED
@@ -106,14 +106,14 @@ class CoordinatorServer(ServerThread):
         self._record = CoordinatorStore(record, job)
         self._coordinator = Coordinator(shards, silence_s=silence_s, record=self._record.load())
         self._registry = CopyRegistry(admission) if admission is not None else None
-        self._own = self._record.keys() if admission is not None else None
+        self._keys = self._record.keys() if admission is not None else None
         context = SocketContext()
         self._authenticator = (
             ZapAuthenticator(context, self._registry) if self._registry is not None else None
         )
         self._socket = context.socket(zmq.ROUTER)
-        if self._own is not None:
-            serve_with(self._socket, self._own)
+        if self._keys is not None:
+            serve_with(self._socket, self._keys)
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.MAXMSGSIZE, wire_format.MAX_HEADER_BYTES),
@@ -142,8 +142,8 @@ class CoordinatorServer(ServerThread):
                 expected="keys to admit, or `plaintext`",
                 got="neither",
             )
-        if self._own is not None:
-            self.endpoint = pinned(self.endpoint, self._own.public)
+        if self._keys is not None:
+            self.endpoint = pin_key(self.endpoint, self._keys.public)
         super().__init__("coordinator", context, logger(__name__, job=job))
         self._period_s = silence_s / _TICKS_A_SILENCE
         self._poller = zmq.Poller()
@@ -192,7 +192,7 @@ class CoordinatorServer(ServerThread):
         # One time for all that wait: saving the record for one beat may take long, and must not
         # count as silence of the copies with beats that wait behind it.
         now = time.monotonic()
-        for sender, *frames in self._accepted.arrived(_AT_ONCE):
+        for sender, *frames in self._accepted.take_messages(_AT_ONCE):
             with contextlib.suppress(BadMessage):  # a stranger's: dropped; ours are sent again
                 self._take(sender.bytes, frames, now)
                 self._accepted.trust(sender)
@@ -263,7 +263,7 @@ class CoordinatorServer(ServerThread):
 
     def _watch(self, boot: int, peer: str) -> None:
         with contextlib.suppress(zmq.ZMQError):  # bad address: only silence can show this death
-            self._watches[boot] = watch = _Watch(self._context, peer, self._own)
+            self._watches[boot] = watch = _Watch(self._context, peer, self._keys)
             self._poller.register(watch.events, zmq.POLLIN)
 
     def _unwatch(self, boot: int) -> None:
@@ -275,7 +275,7 @@ class CoordinatorServer(ServerThread):
         broken = [
             (boot, watch)
             for boot, watch in self._watches.items()
-            if watch.events in ready and watch.broken()
+            if watch.events in ready and watch.has_broken()
         ]
         for boot, watch in broken:
             self._unwatch(boot)
@@ -303,7 +303,7 @@ class CopyRegistry:
         self._copies: dict[int, str] = {}
 
     def admits(self, key: str) -> bool:
-        """Whether to admit a connection that has proved to hold `key`."""
+        """Return whether to admit a connection that has proved to hold `key`."""
         return key in (self._operator, self._invitation) or key in self._copies.values()
 
     def enter(self, copies: Mapping[int, str]) -> None:

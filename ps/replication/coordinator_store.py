@@ -40,39 +40,39 @@ class CoordinatorStore:
         self._path = path
         if path.exists():
             check_private(path, "coordinator's record")
-            self._held = _read(path)
+            self._decided = _read(path)
         else:
-            self._held = _Decided(job)
-            self._replace(self._held)
-        if self._held.job != job:  # a job's id is a secret, so the error omits it
+            self._decided = _Decided(job)
+            self._replace(self._decided)
+        if self._decided.job != job:  # a job's id is a secret, so the error omits it
             raise BadInput(f"coordinator's record {path}", expected=f"job {job}", got="another's")
 
     def keys(self) -> KeyPair:
         """The coordinator's own key pair, made on the first call. Raises BadInput."""
-        if self._held.key is not None:
-            return KeyPair.of(self._held.key)
-        made = KeyPair.new()
-        self._replace(msgspec.structs.replace(self._held, key=made.secret))
-        return made
+        if self._decided.key is not None:
+            return KeyPair.of(self._decided.key)
+        keys = KeyPair.new()
+        self._replace(msgspec.structs.replace(self._decided, key=keys.secret))
+        return keys
 
     def load(self) -> dict[int, ShardGroup]:
         """The groups that were saved last; empty at first."""
-        return dict(self._held.groups)
+        return dict(self._decided.groups)
 
     def save(self, groups: dict[int, ShardGroup]) -> None:
         """Save `groups` durably, and keep those of other shards; raises BadInput."""
-        together = {**self._held.groups, **groups}
-        self._replace(msgspec.structs.replace(self._held, groups=together))
+        together = {**self._decided.groups, **groups}
+        self._replace(msgspec.structs.replace(self._decided, groups=together))
 
     def close(self) -> None:
         """Do nothing: no file is held open."""
 
-    def _replace(self, held: _Decided) -> None:
+    def _replace(self, decided: _Decided) -> None:
         try:
-            replace_private(self._path, checked_json.encode(held))
+            replace_private(self._path, checked_json.encode(decided))
         except OSError as error:
             raise BadInput(f"coordinator's record {self._path}: {error.strerror}") from None
-        self._held = held
+        self._decided = decided
 
 
 def _read(path: Path) -> _Decided:

@@ -31,13 +31,13 @@ class HeartbeatSender:
         coordinator: str,
         name: str,
         first: Heartbeat,
-        own: KeyPair | None = None,
+        keys: KeyPair | None = None,
     ) -> None:
         """`first` is the first report, repeated until the next call of `report`.
 
-        `own` is this copy's key pair, for a coordinator with an address that pins a key.
+        `keys` are this copy's, for a coordinator with an address that pins a key.
         """
-        self._coordinator, self._own = address_of(coordinator), own
+        self._coordinator, self._keys = address_of(coordinator), keys
         self._report = first
         self._context = context
         self.socket = context.socket(zmq.PAIR)
@@ -123,6 +123,6 @@ class HeartbeatSender:
             *NOTICE_THE_DEAD,
         ):
             link.setsockopt(option, value)
-        if self._own is not None:
-            expect(link, self._coordinator.key, self._own)
+        if self._keys is not None:
+            expect(link, self._coordinator.key, self._keys)
         return link

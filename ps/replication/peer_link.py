@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import zmq
 
-from ps.security.keys import KeyPair, address_of, expect, pinned, serve_with
+from ps.security.keys import KeyPair, address_of, expect, pin_key, serve_with
 from ps.security.zap import ZapAuthenticator
 from ps.server.frontend import router_options
 from ps.server.sockets import max_arrays_bytes
@@ -46,26 +46,26 @@ class PeerLink:
         boot: int,
         floats: int,
         bind: str,
-        own: KeyPair | None = None,
+        keys: KeyPair | None = None,
         coordinator: str = "",
         workers: int = 1,
     ) -> None:
         """Bind at once, so that `endpoint` is known; raises BadInput for an invalid address.
 
-        With a key pair of its `own` it admits only known copies and the holder of the
+        With `keys` of its own it admits only known copies and the holder of the
         `coordinator`'s key.
         """
-        self._job, self._boot, self._own = job, boot, own
+        self._job, self._boot, self._key_pair = job, boot, keys
         self._coordinator = coordinator
         self._keys: dict[int, str] = {}
         # A context of its own: a context has one ZAP handler, and clients need a different one.
         self._context: zmq.Context[zmq.Socket[bytes]] = SocketContext()
         self._authenticator = (
-            ZapAuthenticator(self._context, self, patient=True) if own is not None else None
+            ZapAuthenticator(self._context, self, patient=True) if keys is not None else None
         )
         self.socket = self._context.socket(zmq.ROUTER)
-        if own is not None:
-            serve_with(self.socket, own)
+        if keys is not None:
+            serve_with(self.socket, keys)
         for option, value in router_options(floats):
             self.socket.setsockopt(option, value)
         self._accepted = Accepted(
@@ -83,7 +83,7 @@ class PeerLink:
             raise BadInput(f"a copy of a shard {reason}") from None
         drop_with(self, self._context, (*self.sockets, self._accepted.events))
         bound = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.endpoint = bound if own is None else pinned(bound, own.public)
+        self.endpoint = bound if keys is None else pin_key(bound, keys.public)
         self._links: dict[int, zmq.Socket[bytes]] = {}
         self._leaving = SendTracker()
         self._surplus = HeapTrimmer()
@@ -98,7 +98,7 @@ class PeerLink:
         )
 
     def admits(self, key: str) -> bool:
-        """Whether `key` is that of the coordinator or of a known copy."""
+        """Return whether `key` is that of the coordinator or of a known copy."""
         return key == self._coordinator or key in self._keys.values()
 
     def close(self) -> None:
@@ -120,8 +120,8 @@ class PeerLink:
                 link.setsockopt(option, value)
             link.setsockopt(zmq.RECONNECT_IVL, 50)
             plain, key = address_of(peers[boot])
-            if self._own is not None:
-                expect(link, key, self._own)
+            if self._key_pair is not None:
+                expect(link, key, self._key_pair)
             link.connect(plain)
             self._links[boot] = link
 
@@ -139,13 +139,13 @@ class PeerLink:
         """Up to `_AT_ONCE` messages that have come: sender's boot number, message, its frames."""
         if self._authenticator is not None:
             self._authenticator.answer()
-        for sender, *frames in self._accepted.arrived(_AT_ONCE):
-            self._surplus.received(sum(map(len, frames)))
+        for sender, *frames in self._accepted.take_messages(_AT_ONCE):
+            self._surplus.count_message(sum(map(len, frames)))
             with contextlib.suppress(BadMessage):  # not from a copy of this shard
                 buffers = [frame.buffer for frame in frames]
                 carried = coordinator_messages.decode_peer_message(buffers)
-                ours = hmac.compare_digest(carried.job.encode(), self._job.encode())
-                if ours and carried.to == self._boot and self._is(carried.origin, frames):
+                is_of_job = hmac.compare_digest(carried.job.encode(), self._job.encode())
+                if is_of_job and carried.to == self._boot and self._is(carried.origin, frames):
                     self._accepted.trust(sender)
                     yield carried.origin, carried.message, buffers[1:]
 
@@ -162,8 +162,8 @@ class PeerLink:
         return self._accepted.check_connections()
 
     def _is(self, origin: int, frames: Sequence[zmq.Frame]) -> bool:
-        """Whether `frames` come from the copy `origin`; always true without keys."""
-        if self._own is None:
+        """Return whether `frames` come from the copy `origin`; always true without keys."""
+        if self._key_pair is None:
             return True
         return self._keys.get(origin) == str(frames[0].get("User-Id"))
 

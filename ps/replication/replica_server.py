@@ -65,7 +65,7 @@ class ReplicaServer(ServerThread):
             plaintext=plaintext,
             keys=keys,
         )
-        drop_with(self, context, self._shard_endpoint.owned)
+        drop_with(self, context, self._shard_endpoint.all_sockets)
         floats = len(spec.keys)
         pinned = address_of(coordinator).key
         self._peers = PeerLink(spec.job, boot, floats, bind, keys, pinned, spec.workers)
@@ -92,12 +92,12 @@ class ReplicaServer(ServerThread):
             self._reporter.stop()
 
     def _serve(self) -> None:
-        own = (self._wake_in, self._reporter.socket, *self._peers.sockets)
+        internal = (self._wake_in, self._reporter.socket, *self._peers.sockets)
         events = (self._peers.events, *self._shard_endpoint.events)
         among_themselves, with_clients = zmq.Poller(), zmq.Poller()
-        for socket in (*own, *events):
+        for socket in (*internal, *events):
             among_themselves.register(socket, zmq.POLLIN)
-        for socket in (*own, *events, *self._shard_endpoint.sockets):
+        for socket in (*internal, *events, *self._shard_endpoint.sockets):
             with_clients.register(socket, zmq.POLLIN)
         tick_at, poll_s = time.monotonic(), POLL_S
         forget_at = tick_at + self._spec.lease_s / 4  # the tick period of ShardServer
@@ -144,9 +144,9 @@ class ReplicaServer(ServerThread):
             shard, metrics = self.replica.shard, self.replica.shard.metrics
             arrivals, before = self._shard_endpoint.arrivals(shard), metrics.pushes
             began = time.monotonic()
-            for one in arrivals:
+            for arrival in arrivals:
                 now = self._reporter.moved_at = time.monotonic()
-                effects = self.replica.handle(one.sender, one.message, one.frames, now)
+                effects = self.replica.handle(arrival.sender, arrival.message, arrival.frames, now)
                 self._perform(effects)
             parked, spent_s = len(shard.gate.parked), time.monotonic() - began
             metrics.turn(len(arrivals), metrics.pushes - before, parked, spent_s)

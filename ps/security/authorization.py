@@ -95,8 +95,8 @@ class KeyRegistry:
         self._joins_at = now
         self._heard_at = now
         workers = () if former is None else former.workers
-        self._enrolments = {one.worker: one for one in workers}
-        self._names = {one.key: one.worker for one in workers}
+        self._enrolments = {enrolment.worker: enrolment for enrolment in workers}
+        self._names = {enrolment.key: enrolment.worker for enrolment in workers}
 
     @property
     def enrolments(self) -> Enrolments:
@@ -104,12 +104,12 @@ class KeyRegistry:
         return Enrolments(int(self._joins), tuple(self._enrolments.values()))
 
     def admits(self, key: str) -> bool:
-        """Whether to admit a connection that has proved to hold `key`."""
+        """Return whether to admit a connection that has proved to hold `key`."""
         known = (self._admission.operator, self._admission.invitation.key)
         return key in known or key in self._names
 
-    def invited(self, key: str) -> bool:
-        """Whether `key` is the invitation's, which may only enrol other keys."""
+    def is_invitation(self, key: str) -> bool:
+        """Return whether `key` is the invitation's, which may only enrol other keys."""
         return key == self._admission.invitation.key
 
     def enrol(self, worker: str, incarnation: int, key: str, now: float) -> bool:
@@ -169,16 +169,16 @@ class KeyRegistry:
             self.note_operator(now)
             return
         name = self._names.get(key)
-        what = type(message).__name__.lower()
+        kind = type(message).__name__.lower()
         if name is None:
             raise Fenced(
-                f"{what}: a later incarnation of this worker has joined, with a key of its own"
+                f"{kind}: a later incarnation of this worker has joined, with a key of its own"
             )
         if isinstance(message, Probe | Read | Describe):  # a reader holds the token, too
             return
         if not isinstance(message, FromWorker):
-            raise BadMessage(f"{what}: expected the operator's key, got that of worker {name}")
+            raise BadMessage(f"{kind}: expected the operator's key, got that of worker {name}")
         if message.worker != name:
             raise BadMessage(
-                f"{what}: expected worker {name}, whose key this is, got worker {message.worker}"
+                f"{kind}: expected worker {name}, whose key this is, got worker {message.worker}"
             )

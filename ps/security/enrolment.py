@@ -111,9 +111,9 @@ class EnrolmentRequest:
         return self._repeat_at
 
     def let_in(self) -> bool:
-        """Whether the shard has enrolled the worker; raises GiveUp if it refuses."""
+        """Return whether the shard has enrolled the worker; raises GiveUp if it refuses."""
         self._link.fault()  # reads the monitor events, which would wake the poller again
-        for frames in self._link.received():
+        for frames in self._link.take_messages():
             match wire_format.decode(frames[0], _ANSWERS):
                 case Enrolled():
                     return True
@@ -145,16 +145,16 @@ def join(
     Returns None if no endpoint needs a key. Raises BadInput if the cluster's description has no
     token, GiveUp with the reason if a shard refuses, Unreachable if a shard does not answer.
     """
-    wanted = [(shard, at) for shard, at in enumerate(endpoints) if address_of(at).key]
-    if not wanted:
+    targets = [(shard, at) for shard, at in enumerate(endpoints) if address_of(at).key]
+    if not targets:
         return None
     credentials = WorkerCredentials(token_of(cluster), worker, incarnation)
-    enrol(credentials, wanted, patience_s)
+    enrol(credentials, targets, patience_s)
     return credentials.own
 
 
 def enrol(
-    credentials: WorkerCredentials, wanted: Sequence[tuple[int, str]], patience_s: float
+    credentials: WorkerCredentials, targets: Sequence[tuple[int, str]], patience_s: float
 ) -> None:
     """Enrol a worker with each of these shards, given their numbers and endpoints.
 
@@ -162,9 +162,9 @@ def enrol(
     """
     poller, until = zmq.Poller(), time.monotonic() + patience_s
     with contextlib.ExitStack() as stack:
-        waiting = [EnrolmentRequest(shard, at, credentials, poller) for shard, at in wanted]
-        for one in waiting:
-            stack.callback(one.close)
+        waiting = [EnrolmentRequest(shard, at, credentials, poller) for shard, at in targets]
+        for request in waiting:
+            stack.callback(request.close)
         while waiting:
             now = time.monotonic()
             if now >= until:
@@ -174,11 +174,11 @@ def enrol(
                     f" {patience_s:g} s{waiting[0].delayed}",
                     shard,
                 )
-            repeat_at = min([one.ask(now) for one in waiting])
+            repeat_at = min([request.ask(now) for request in waiting])
             poller.poll(max(1, int(1000 * (min(until, repeat_at) - now))))
-            for one in waiting:
-                one.check()
-            waiting = [one for one in waiting if not one.let_in()]
+            for request in waiting:
+                request.check()
+            waiting = [request for request in waiting if not request.let_in()]
 
 
 def operator_key(cluster: Cluster) -> KeyPair | None:
@@ -251,7 +251,7 @@ class EnrolmentStore:
         try:
             replace_private(self.path, content)
         except OSError as error:
-            what = f"joined workers {self.path}: {error.strerror}"
+            text = f"joined workers {self.path}: {error.strerror}"
             if self._needed:
-                raise GiveUp(what) from None
-            _LOG.warning("%s; after a death of the shard they join again", what)
+                raise GiveUp(text) from None
+            _LOG.warning("%s; after a death of the shard they join again", text)

@@ -23,14 +23,14 @@ _BROKEN_OFF = 3  # times: a single one may be a link that was cut just then
 class HandshakeProbe(ClosingContext):
     """A DEALER to `endpoint` with a monitored handshake; a context manager."""
 
-    def __init__(self, endpoint: str, own: KeyPair | None) -> None:
+    def __init__(self, endpoint: str, keys: KeyPair | None) -> None:
         self.endpoint = endpoint
         self._plain, key = address_of(endpoint)
         self._curve = bool(key)
         self._context = SocketContext()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        if key and own is not None:
-            expect(self._socket, key, own)
+        if key and keys is not None:
+            expect(self._socket, key, keys)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._monitor = self._socket.get_monitor_socket()
         self._fault = ""
@@ -53,14 +53,14 @@ class HandshakeProbe(ClosingContext):
         with contextlib.suppress(zmq.Again):
             self._socket.send(frame, zmq.NOBLOCK)
 
-    def received(self) -> Iterator[list[bytes]]:
+    def take_messages(self) -> Iterator[list[bytes]]:
         """The messages that have come."""
         with contextlib.suppress(zmq.Again):
             while True:
                 yield self._socket.recv_multipart(zmq.NOBLOCK)
 
     def fault(self) -> str:
-        """What is wrong with the handshake; empty if nothing is."""
+        """The fault of the handshake; empty if there is none."""
         while self._monitor.poll(0):
             notice = recv_monitor_message(self._monitor)
             event = notice["event"]
@@ -76,13 +76,13 @@ class HandshakeProbe(ClosingContext):
         self._context.destroy(linger=0)
 
 
-def fault_at(endpoint: str, own: KeyPair | None) -> str:
-    """What is wrong with one handshake at `endpoint`; empty if it works or nothing answers.
+def fault_at(endpoint: str, keys: KeyPair | None) -> str:
+    """The fault of one handshake at `endpoint`; empty if it works or nothing answers.
 
     At most one step a poll counts towards the timeout: a process that was suspended meanwhile could
     not receive anything, and the server may have been suspended, too.
     """
-    with HandshakeProbe(endpoint, own) as link:
+    with HandshakeProbe(endpoint, keys) as link:
         poller = zmq.Poller()
         link.register(poller)
         spent_s, before = 0.0, time.monotonic()
@@ -105,8 +105,8 @@ def _fault(event: int, value: int, curve: bool) -> str:
         case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL if (
             value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
         ):
-            here, there = ("CURVE", "plain text") if curve else ("plain text", "CURVE")
-            return f"expected {here}, as the endpoint says, got a server that speaks {there}"
+            expected, actual = ("CURVE", "plain text") if curve else ("plain text", "CURVE")
+            return f"expected {expected}, as the endpoint says, got a server that speaks {actual}"
         case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             return f"expected a CURVE handshake, got something else (ZeroMQ's error {value:#x})"
         case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL if curve:

@@ -58,15 +58,15 @@ class Address(NamedTuple):
     key: str
 
 
-def pinned(endpoint: str, key: str) -> str:
+def pin_key(endpoint: str, key: str) -> str:
     """The endpoint tcp://HOST:PORT with the server's public `key` pinned to it."""
     return f"curve://{key}@{endpoint.removeprefix('tcp://')}"
 
 
 def address_of(endpoint: str) -> Address:
     """Split an endpoint into its address and the key pinned to it, empty if there is none."""
-    found = _PINNED.fullmatch(endpoint)
-    return Address(f"tcp://{found[2]}", found[1]) if found else Address(endpoint, "")
+    match = _PINNED.fullmatch(endpoint)
+    return Address(f"tcp://{match[2]}", match[1]) if match else Address(endpoint, "")
 
 
 def serve_with(socket: "zmq.Socket[bytes]", keys: KeyPair) -> None:
@@ -76,11 +76,11 @@ def serve_with(socket: "zmq.Socket[bytes]", keys: KeyPair) -> None:
     socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
 
 
-def expect(socket: "zmq.Socket[bytes]", key: str, own: KeyPair) -> None:
-    """Make a socket that is not connected yet show `own`, and accept only a server with `key`."""
+def expect(socket: "zmq.Socket[bytes]", key: str, keys: KeyPair) -> None:
+    """Make a socket that is not connected yet show `keys`, and accept only a server with `key`."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, key_bytes(key))
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, key_bytes(own.public))
-    socket.setsockopt(zmq.CURVE_SECRETKEY, key_bytes(own.secret))
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, key_bytes(keys.public))
+    socket.setsockopt(zmq.CURVE_SECRETKEY, key_bytes(keys.secret))
 
 
 def key_bytes(digits: str) -> bytes:

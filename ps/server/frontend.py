@@ -63,7 +63,7 @@ class ShardFrontend:
         """
         tune_malloc()
         floats = len(spec.keys)
-        self.sharing = ShardSide(spec.job, wanted=transport.shares, otherwise=otherwise)
+        self.sharing = ShardSide(spec.job, enabled=transport.shares, otherwise=otherwise)
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
         self._gatherer = Gatherer(_SPARE_BYTES + _WEIGHTS * 4 * floats, guarded=True)
         try:
@@ -91,9 +91,9 @@ class ShardFrontend:
         return self._sockets.sockets
 
     @property
-    def owned(self) -> tuple[zmq.Socket[bytes], ...]:
+    def all_sockets(self) -> tuple[zmq.Socket[bytes], ...]:
         """All sockets, including those that are not polled; `drop_with` needs them."""
-        return self._sockets.owned
+        return self._sockets.all_sockets
 
     def arrivals(self, shard: Shard) -> list[Arrival]:
         """The messages that have come so far, but only a few, so that the loop can tick in time.
@@ -102,8 +102,8 @@ class ShardFrontend:
         """
         arrivals: list[Arrival] = []
         seen: set[tuple[bytes, int]] = set()
-        for sender, key, came in self._sockets.received(_QUEUE):
-            self._surplus.received(sum(map(len, came)))
+        for sender, key, came in self._sockets.take_messages(_QUEUE):
+            self._surplus.count_message(sum(map(len, came)))
             try:
                 self._read(shard, sender, key, came, arrivals, seen)
             except DownpourError as error:
@@ -124,12 +124,12 @@ class ShardFrontend:
                 parts, loan = self.sharing.seal(to, together)
                 # Gone (EHOSTUNREACH) or stuck (EAGAIN): a live peer will ask again.
                 cut = [parts] if len(stripes) == 1 else self._cutter.cut(parts, len(stripes))
-                each = []
+                stripe_parts = []
                 for address, part in zip(stripes, cut, strict=True):
                     socket, name = self._sockets.to(address)
-                    each.append((socket, [name, *part]))
+                    stripe_parts.append((socket, [name, *part]))
                 try:
-                    self._hand_over(each, to, [message.request for message, _ in together])
+                    self._hand_over(stripe_parts, to, [message.request for message, _ in together])
                 except zmq.ZMQError:
                     self.sharing.withdraw(to, loan)
 
@@ -161,19 +161,19 @@ class ShardFrontend:
 
     def _hand_over(
         self,
-        each: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
+        outgoing: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
         to: bytes,
         requests: Sequence[int],
     ) -> None:
         """Send the parts of an envelope; raises what the socket raises."""
         try:
-            self._leaving.send(each, to, requests)
+            self._leaving.send(outgoing, to, requests)
         except zmq.Again:
             # ZeroMQ checks only now and then whether its own thread has made room; reading the
             # events of a socket makes it check at once.
-            for socket, _ in each:
+            for socket, _ in outgoing:
                 socket.getsockopt(zmq.EVENTS)
-            self._leaving.send(each, to, requests)
+            self._leaving.send(outgoing, to, requests)
 
     def _read(
         self,
@@ -198,7 +198,7 @@ class ShardFrontend:
         if not parts:
             raise BadMessage("expected a header, got an empty message")
         leaving, vouched = self._leaving.sent, False
-        for header, own in wire_format.disclose(parts[0], parts[1:]):
+        for header, payload in wire_format.disclose(parts[0], parts[1:]):
             message = wire_format.decode_client_message(header)
             if not vouched and message.job == shard.spec.job:
                 vouched = True
@@ -212,7 +212,7 @@ class ShardFrontend:
                     continue
             if isinstance(message, Probe):
                 clocks = {"unix_s": time.time(), "cpu_s": time.process_time()}
-                self.send([shard.answer_probe(sender, message, own, **clocks)])
+                self.send([shard.answer_probe(sender, message, payload, **clocks)])
             elif (sender, message.request) not in leaving or not self._leaving.in_progress(
                 sender, message.request
             ):
@@ -221,7 +221,7 @@ class ShardFrontend:
                 asked = address, message.request
                 if message.request == 0 or asked not in seen:
                     seen.add(asked)
-                    arrivals.append(Arrival(sender, message, own))
+                    arrivals.append(Arrival(sender, message, payload))
 
 
 def router_options(shard_floats: int) -> tuple[tuple[int, int], ...]:

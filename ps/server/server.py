@@ -34,7 +34,7 @@ class ShardServer(ServerThread):
         boot: int,
         bind: str = "tcp://127.0.0.1:*",
         transport: Transport = Transport.AUTO,
-        place: Backend = HOST,
+        backend: Backend = HOST,
         admission: Admission | None = None,
         *,
         plaintext: bool = False,
@@ -48,7 +48,7 @@ class ShardServer(ServerThread):
         admits anybody; with neither it raises BadInput (sockets.py). `keys` prove the shard's
         identity, also after a restart; without them it makes its own.
 
-        Workers on this host are offered `transport` as well as TCP (transports.py). `place`
+        Workers on this host are offered `transport` as well as TCP (transports.py). `backend`
         holds weights and slots. The shard recovers from the `log`, and writes each change to it
         before any answer is sent; without a log it recovers from `saves`. Either is closed with the
         server. The enrolments are stored in the same folder.
@@ -57,28 +57,30 @@ class ShardServer(ServerThread):
         context = SocketContext()
         self._log = log
         self._saves = saves
-        kept = log or saves
+        storage = log or saves
         self._shard_endpoint = ShardFrontend(
             spec,
             context,
             bind,
             transport,
-            staging(place),
+            staging(backend),
             admission,
             plaintext=plaintext,
             keys=keys,
-            store=EnrolmentStore(kept.where, needed=log is not None) if kept is not None else None,
+            store=EnrolmentStore(storage.where, needed=log is not None)
+            if storage is not None
+            else None,
         )
-        drop_with(self, context, self._shard_endpoint.owned)
+        drop_with(self, context, self._shard_endpoint.all_sockets)
         super().__init__(
             f"shard-{spec.shard}", context, logger(__name__, job=spec.job, shard=spec.shard)
         )
         self.endpoint = self._shard_endpoint.endpoint
-        self.shard = Shard(spec, boot, self._shard_endpoint.sharing.buffers, place)
+        self.shard = Shard(spec, boot, self._shard_endpoint.sharing.buffers, backend)
         self.shard.metrics.host = HOST_NAME
-        spec.prepare(place)
-        if kept is not None:
-            kept.recover(self.shard, time.monotonic())
+        spec.prepare(backend)
+        if storage is not None:
+            storage.recover(self.shard, time.monotonic())
         self._acts: Shard | LoggedShard | AutosavingShard = self.shard
         if log is not None:
             self._acts = LoggedShard(self.shard, log)
@@ -87,7 +89,7 @@ class ShardServer(ServerThread):
 
     @property
     def empty(self) -> bool:  # type: ignore[override]  # a constant in the base class
-        """Whether the shard has no weights, neither installed nor recovered."""
+        """True if the shard has no weights, neither installed nor recovered."""
         return self.shard.parameters.empty
 
     def _let_go(self) -> None:

@@ -15,7 +15,7 @@ import zmq
 from ps.security import enrolment
 from ps.security.authorization import Admission, KeyRegistry
 from ps.security.enrolment import EnrolmentStore
-from ps.security.keys import KeyPair, pinned, serve_with
+from ps.security.keys import KeyPair, pin_key, serve_with
 from ps.security.zap import ZapAuthenticator
 from ps.transport import multipart
 from ps.transport.addresses import is_private
@@ -69,14 +69,14 @@ class ShardSockets:
         self._workers = spec.workers
         self._accepted: list[Accepted] = []
         self._store = store
-        self._registry = self._registered(admission) if admission else None
+        self._registry = self._make_registry(admission) if admission else None
         self._authenticator = ZapAuthenticator(context, self._registry) if self._registry else None
         self._routers = [self._router()]
         keys = (keys or KeyPair.new()) if admission else None
         if keys is not None:
             serve_with(self._routers[0], keys)
         try:
-            self.endpoint = self._bound(bind)
+            self.endpoint = self._bind(bind)
             if admission is None and not plaintext and not is_private(self.endpoint):
                 raise BadInput(
                     f"shard {spec.shard} on {bind}: other hosts can reach it",
@@ -92,16 +92,16 @@ class ShardSockets:
             raise
         self._unix_socket = self._open_unix_socket(spec, transport)
         if keys is not None:
-            self.endpoint = pinned(self.endpoint, keys.public)
+            self.endpoint = pin_key(self.endpoint, keys.public)
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """The sockets to poll; when one can be read, call `received`."""
+        """The sockets to poll; when one can be read, call `take_messages`."""
         authenticators = (self._authenticator.socket,) if self._authenticator is not None else ()
         return (*self._routers, *authenticators)
 
     @property
-    def owned(self) -> tuple[zmq.Socket[bytes], ...]:
+    def all_sockets(self) -> tuple[zmq.Socket[bytes], ...]:
         """All sockets, including those that are not polled; `drop_with` needs them."""
         return (*self.sockets, *self.events)
 
@@ -110,7 +110,7 @@ class ShardSockets:
         """Further sockets to poll; when one can be read, call `look`."""
         return tuple(accepted.events for accepted in self._accepted)
 
-    def received(self, most: int) -> Iterator[tuple[bytes, str, list[Buffer]]]:
+    def take_messages(self, most: int) -> Iterator[tuple[bytes, str, list[Buffer]]]:
         """Up to `most` messages from each socket: address, key, frames.
 
         The key is empty for peers that need none. Requests to join are answered here.
@@ -120,7 +120,7 @@ class ShardSockets:
         for number in range(len(self._routers)):
             guarded = self._registry is not None and number == 0
             accepted = self._accepted[number]
-            for sender, *frames in accepted.arrived(most):
+            for sender, *frames in accepted.take_messages(most):
                 self._last = accepted, sender
                 address = bytes([number]) + sender.bytes
                 # libzmq attaches the key that the ZAP handler has admitted to every frame.
@@ -161,7 +161,7 @@ class ShardSockets:
         if self._unix_socket is not None:
             self._unix_socket.close()
 
-    def _registered(self, admission: Admission) -> KeyRegistry:
+    def _make_registry(self, admission: Admission) -> KeyRegistry:
         try:
             former = self._store.read(admission) if self._store is not None else None
         except BadInput:
@@ -176,7 +176,7 @@ class ShardSockets:
         self._accepted.append(Accepted(socket, self._arrays_bytes, peers=self._workers + 1))
         return socket
 
-    def _bound(self, bind: str) -> str:
+    def _bind(self, bind: str) -> str:
         self._routers[0].bind(bind)
         return str(self._routers[0].getsockopt_string(zmq.LAST_ENDPOINT))
 
@@ -194,8 +194,8 @@ class ShardSockets:
         return folder
 
     def _joins(self, address: bytes, key: str, parts: Sequence[Buffer]) -> bool:
-        """Whether this is a request to join from the holder of the job's token; answers it."""
-        if self._registry is None or not self._registry.invited(key):
+        """Answer a request to join from the holder of the job's token; False if it is none."""
+        if self._registry is None or not self._registry.is_invitation(key):
             return False
         reply, new = enrolment.answer(self._registry, parts, time.monotonic())
         if new and self._store is not None:

@@ -193,7 +193,9 @@ def _reach_cut(
         heard = yield hold(side, seconds, cut, missing, apply_buffer=apply_buffer)
         _check_owned(heard.answers)
         began = heard.now if began is None else began
-        missing = [shard for shard, one in zip(missing, heard.answers, strict=True) if _lacks(one)]
+        missing = [
+            shard for shard, answer in zip(missing, heard.answers, strict=True) if _lacks(answer)
+        ]
         if not missing:
             if heard.now - began > seconds / 2:
                 _check_owned((yield hold(side, seconds, cut)).answers)
@@ -243,29 +245,29 @@ def change_settings(side: Side, change: SettingsChange) -> Plan[LiveSettings]:
         side, [Query(shard, lambda request: AskStatus(request, side.job)) for shard in side.shards]
     )
     known = [wire_format.decode_state(frames[0], ShardStatus) for _, frames in heard.answers]
-    present = max((status.settings for status in known), key=lambda one: one.revision)
-    wanted = change.of(present, side.owner)
+    present = max((status.settings for status in known), key=lambda settings: settings.revision)
+    ordered = change.of(present, side.owner)
     first, *others = side.shards
-    (accepted,) = yield from _settle(side, wanted, (first,))
-    if accepted != wanted:
+    (accepted,) = yield from _follow_everywhere(side, ordered, (first,))
+    if accepted != ordered:
         raise GiveUp("set: another operator has changed the settings at the same time: try again")
-    yield from _settle(side, wanted, others)
-    return wanted
+    yield from _follow_everywhere(side, ordered, others)
+    return ordered
 
 
 def spread_settings(side: Side, settings: LiveSettings) -> Plan[None]:
     """Give settings that were in force at one shard to all that lack them, as after a rollback."""
-    yield from _settle(side, settings, side.shards)
+    yield from _follow_everywhere(side, settings, side.shards)
 
 
-def _settle(
-    side: Side, wanted: LiveSettings, shards: Sequence[int]
+def _follow_everywhere(
+    side: Side, ordered: LiveSettings, shards: Sequence[int]
 ) -> Plan[Sequence[LiveSettings]]:
-    """The settings in force at these shards after each was asked to follow `wanted`.
+    """The settings in force at these shards after each was asked to follow `ordered`.
 
     A shard that an operator quiesces is asked again.
     """
-    question = _numbered(ChangeSettings(0, side.job, wanted))
+    question = _question_of(ChangeSettings(0, side.job, ordered))
     until: float | None = None
     while shards:
         heard = yield Ask(side, [Query(shard, question) for shard in shards])
@@ -292,7 +294,7 @@ def restore(side: Side, shard: int, state: ShardState, *, keep_workers: bool) ->
     cut = CutState(frames, side.piece_bytes)
     if cut.count == 1:
         whole = Install(0, side.job, keep_workers)
-        yield Ask(side, (Query(shard, _numbered(whole), frames),))
+        yield Ask(side, (Query(shard, _question_of(whole), frames),))
         return
     name = cut.name
     for _ in range(_TRIES):
@@ -301,10 +303,12 @@ def restore(side: Side, shard: int, state: ShardState, *, keep_workers: bool) ->
             for number in range(first, min(first + AHEAD, cut.count)):
                 piece, slices = cut.piece(number, name)
                 message = Install(0, side.job, keep_workers, piece)
-                queries.append(Query(shard, _numbered(message), slices))
+                queries.append(Query(shard, _question_of(message), slices))
             heard = yield Ask(side, queries)
             # Checked after each batch: the shard may have the rest from the previous attempt.
-            if any(isinstance(one, Installed) and not one.missing for one, _ in heard.answers):
+            if any(
+                isinstance(reply, Installed) and not reply.missing for reply, _ in heard.answers
+            ):
                 return
     raise Unreachable(f"shard {shard} lost part of its state in each of {_TRIES} attempts", shard)
 
@@ -327,10 +331,10 @@ def export(side: Side, *, behind: Question | None = None) -> Plan[list[ShardStat
                     AskPiece(0, side.job, boot, gathered.of, number)
                     for number in gathered.missing[:AHEAD]
                 )
-                queries += [Query(shard, _numbered(one)) for one in asked]
+                queries += [Query(shard, _question_of(message)) for message in asked]
             elif shard not in whole:
                 opening = Export(0, side.job, side.piece_bytes)
-                queries.append(Query(shard, _numbered(opening), (), behind))
+                queries.append(Query(shard, _question_of(opening), (), behind))
         try:
             heard = yield Ask(side, queries)
         except Resynchronise as error:
@@ -367,7 +371,7 @@ def hand_over(
     does not answer.
     """
     try:
-        yield from _still_there(side, cuts, settings.revision if settings is not None else 0)
+        yield from _hold_for_handover(side, cuts, settings.revision if settings is not None else 0)
     except DownpourError:
         yield from resume(side)
         raise
@@ -381,7 +385,7 @@ def hand_over(
             yield hand_over_request(side, shard, successors)
 
 
-def _still_there(side: Side, cuts: Sequence[Mapping[str, int]], revision: int) -> Plan[None]:
+def _hold_for_handover(side: Side, cuts: Sequence[Mapping[str, int]], revision: int) -> Plan[None]:
     """Hold the shards at their cuts for the hand-over; raises GiveUp when one has advanced, or has
     other settings than those of this revision.
     """
@@ -391,7 +395,9 @@ def _still_there(side: Side, cuts: Sequence[Mapping[str, int]], revision: int) -
         heard = yield hold(side, HAND_OVER_S, cut, (shard,))
         _check_owned(heard.answers)
         _check_cut(furthest(heard.answers), cut)
-        if any(isinstance(one, Quiesced) and one.revision > revision for one, _ in heard.answers):
+        if any(
+            isinstance(reply, Quiesced) and reply.revision > revision for reply, _ in heard.answers
+        ):
             raise GiveUp(
                 "reshard: an operator has changed the job's settings meanwhile: the job stays on"
                 " the old shards; try again"
@@ -401,7 +407,7 @@ def _still_there(side: Side, cuts: Sequence[Mapping[str, int]], revision: int) -
 def hand_over_request(side: Side, shard: int, successors: bytes) -> Ask:
     """The request that ends a shard: it hands its workers over to `successors`."""
     message = HandOver(0, side.job, len(successors), side.owner)
-    return Ask(side, (Query(shard, _numbered(message), (successors,)),))
+    return Ask(side, (Query(shard, _question_of(message), (successors,)),))
 
 
 def reshard(old: Side, new: Side, successors: bytes) -> Plan[None]:
@@ -422,7 +428,7 @@ def move(old: Side, new: Side) -> Plan[list[ShardState]]:
     """
     cut = yield from quiesce(old, QUIESCE_S)
     try:
-        states = yield from _held_at(old, cut)
+        states = yield from _export_at_cut(old, cut)
         for shard, state in enumerate(repartition(states, old.layout, old.map, new.map)):
             yield from restore(new, shard, state, keep_workers=True)
     except GeneratorExit:
@@ -433,7 +439,7 @@ def move(old: Side, new: Side) -> Plan[list[ShardState]]:
     return states
 
 
-def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
+def _export_at_cut(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
     """The state of all shards, each with every push up to `cut` of all registered workers.
 
     A worker that had lost its lease when the shards came together may be back since, with a push
@@ -469,7 +475,7 @@ def hold(
 ) -> Ask:
     """Quiesce at `cut`, or at the present state, for `seconds`; 0 resumes."""
     frames = () if cut is None else (wire_format.encode_state(Cut(dict(cut))),)
-    question = _numbered(Quiesce(0, side.job, seconds, side.owner, apply_buffer))
+    question = _question_of(Quiesce(0, side.job, seconds, side.owner, apply_buffer))
     asked = side.shards if shards is None else shards
     return Ask(side, [Query(shard, question, frames) for shard in asked])
 
@@ -507,5 +513,5 @@ def _lacks(answer: Answer) -> bool:
     return reply.missing
 
 
-def _numbered(message: FromOperator) -> Question:
+def _question_of(message: FromOperator) -> Question:
     return lambda request: structs.replace(message, request=request)

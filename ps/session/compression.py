@@ -100,7 +100,7 @@ PULLS = f"{', '.join(_PULLS)} or topk:SHARE"
 
 
 class Compression(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedFields):
-    """How a worker's pushes are encoded (None: as plain floats) and how its pulls are requested.
+    """The encoding of a worker's pushes (None: plain floats) and the kind of its pulls.
 
     Pulls are either whole weights, plain or in half precision, or changes to the weights that the
     worker has: rounded, or, as SPARSE, the largest `pull_share` of them. With `zstd` pushes and
@@ -134,7 +134,7 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedFiel
             )
 
     @property
-    def pushed(self) -> Kind:
+    def push_kind(self) -> Kind:
         """The kind of the payloads of pushes."""
         if self.push is None:
             return Kind.F4
@@ -142,7 +142,7 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedFiel
 
     @property
     def pulls_changes(self) -> bool:
-        """Whether the shards keep a view of this worker's weights."""
+        """True if the shards keep a view of this worker's weights."""
         return self.pull in CHANGES
 
     @staticmethod
@@ -151,14 +151,14 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedFiel
         push = argument_checks.text("compression", push, f"{NONE}, {PUSHES}")
         pull = argument_checks.text("compressed pull", pull, PULLS)
         name, *options = (part.strip() for part in push.split(","))
-        given = [option for option in options if option != "zstd"]
-        kind, share = _wanted(pull)
+        settings = [option for option in options if option != "zstd"]
+        kind, share = _parse_pull(pull)
         return Compression(
-            push=_writing(name, given), pull=kind, pull_share=share, zstd="zstd" in options
+            push=_writing(name, settings), pull=kind, pull_share=share, zstd="zstd" in options
         )
 
 
-def compression_of(what: str, value: object) -> Compression:
+def compression_of(argument: str, value: object) -> Compression:
     """The Compression for `value`: itself, None for no compression, or a text for pushes.
 
     Raises BadInput for anything else.
@@ -167,7 +167,9 @@ def compression_of(what: str, value: object) -> Compression:
         return Compression()
     if isinstance(value, str):
         return Compression.parse(value)
-    return argument_checks.instance(what, value, Compression, f"{NONE}, {PUSHES}, or a Compression")
+    return argument_checks.instance(
+        argument, value, Compression, f"{NONE}, {PUSHES}, or a Compression"
+    )
 
 
 def by_table(
@@ -198,9 +200,9 @@ def _writing(name: str, options: list[str]) -> Writing | None:
             return msgspec.convert(plain, kind, strict=False)
         except msgspec.ValidationError as error:
             key = str(error).rpartition("$.")[2].rstrip("`")
-            wanted = "a whole number" if key == "warm_up" else "a number"
+            expected = "a whole number" if key == "warm_up" else "a number"
             raise BadInput(
-                f"compression {word}: {key}", expected=wanted, got=f"{plain[key]!r}"
+                f"compression {word}: {key}", expected=expected, got=f"{plain[key]!r}"
             ) from None
     if (name not in NAMES and name != NONE) or options:
         raise BadInput(
@@ -211,7 +213,7 @@ def _writing(name: str, options: list[str]) -> Writing | None:
     return Rounded(NAMES[name]) if name != NONE else None
 
 
-def _wanted(pull: str) -> tuple[Kind, float]:
+def _parse_pull(pull: str) -> tuple[Kind, float]:
     if pull in _PULLS:
         return _PULLS[pull], 0.0
     word, _, number = pull.partition(":")

@@ -34,7 +34,7 @@ _CAUTION = 1 - 1e-6  # sums of squares here and at a shard differ in their last 
 
 
 class _Residual:
-    """What the pushes to one table have left behind."""
+    """The rest of the gradients that the pushes to one table have not sent."""
 
     def __init__(self, writing: Writing, size: int) -> None:
         self.writing = writing
@@ -68,8 +68,8 @@ class ErrorFeedback:
 
         Raises BadInput where zstd is wanted and not installed.
         """
-        for one in compression.values():
-            if one.zstd:
+        for choice in compression.values():
+            if choice.zstd:
                 zstd_frames.require()
         residuals = {}
         for table in layout.tables:
@@ -87,7 +87,7 @@ class ErrorFeedback:
         for name, residual in self.tables.items():
             if name not in gradients:
                 continue
-            residual.norm = checked_squares(name, gradients[name], seq) ** 0.5
+            residual.norm = check_squares(name, gradients[name], seq) ** 0.5
 
     def encode(self, table: str, gradient: Floats, keys: KeyRange) -> Bytes:
         """The payload of a section of a table, of which `gradient` has only these `keys`.
@@ -109,20 +109,20 @@ class ErrorFeedback:
         """Continue with the arrays that `state` returned; raises BadInput when another codec wrote
         them.
         """
-        own = self.state()
-        if arrays.keys() != own.keys():
-            raise BadInput("residual", expected=", ".join(own), got=", ".join(arrays))
+        present = self.state()
+        if arrays.keys() != present.keys():
+            raise BadInput("residual", expected=", ".join(present), got=", ".join(arrays))
         for name, array in arrays.items():
-            if array.shape != own[name].shape or array.dtype != np.float32:
+            if array.shape != present[name].shape or array.dtype != np.float32:
                 raise BadInput(
                     f"residual: {name}",
-                    expected=f"float32 of shape {own[name].shape}",
+                    expected=f"float32 of shape {present[name].shape}",
                     got=f"{array.dtype} of shape {array.shape}",
                 )
-            own[name][:] = array
+            present[name][:] = array
 
 
-def checked_squares(table: str, gradient: Floats, seq: int, limit: Guard = _FINITE) -> float:
+def check_squares(table: str, gradient: Floats, seq: int, limit: Guard = _FINITE) -> float:
     """The squared norm of a table's gradient in push `seq`, or of a shard's section of it.
 
     Raises BadInput, naming the table, if a shard's guard would refuse it, or might, by rounding.

@@ -47,18 +47,18 @@ class WindowEstimator:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._own_s: float | None = None
+        self._compute_s: float | None = None
         # For each request in flight: its time, the answers until then, and whether it was alone.
         self._flying: dict[int, tuple[float, int, bool]] = {}
-        self._taken: deque[tuple[float, float]] = deque()  # time and duration, shortest first
+        self._durations: deque[tuple[float, float]] = deque()  # time and duration, shortest first
         self._answered = 0
         self._answered_at = -math.inf
         self._rates: deque[float] = deque(maxlen=_RATES)
 
     def record_compute(self, own_s: float) -> None:
         """The caller was busy elsewhere for `own_s` seconds between two requests."""
-        before = own_s if self._own_s is None else self._own_s
-        self._own_s = before + _NEW * (own_s - before)
+        before = own_s if self._compute_s is None else self._compute_s
+        self._compute_s = before + _NEW * (own_s - before)
 
     def record_send(self, request: int, now: float) -> None:
         """Request number `request` has been sent."""
@@ -75,11 +75,11 @@ class WindowEstimator:
         if alone and listening:
             took_s = max(0.0, now - sent_at - waited_s)
             # An older answer that took longer can never be the minimum again.
-            while self._taken and self._taken[-1][1] >= took_s:
-                self._taken.pop()
-            self._taken.append((now, took_s))
-            while self._taken[0][0] < now - _WINDOW_S:
-                self._taken.popleft()
+            while self._durations and self._durations[-1][1] >= took_s:
+                self._durations.pop()
+            self._durations.append((now, took_s))
+            while self._durations[0][0] < now - _WINDOW_S:
+                self._durations.popleft()
         self._answered += 1
         self._answered_at = now
         if now > sent_at:
@@ -88,27 +88,27 @@ class WindowEstimator:
     @property
     def early(self) -> int:
         """By how many of the caller's steps to send a request early; from 1 to `most`."""
-        if not self._taken or self._own_s is None:
+        if not self._durations or self._compute_s is None:
             return 1
-        quickest_s = _GAIN * self._taken[0][1]
-        in_time = quickest_s / self._own_s if self._own_s > 0 else math.inf
+        quickest_s = _GAIN * self._durations[0][1]
+        in_time = quickest_s / self._compute_s if self._compute_s > 0 else math.inf
         rate = max(self._rates, default=0.0)
-        wanted = min(in_time, quickest_s * rate + 1, self.most)
-        return max(1, math.ceil(wanted))
+        steps = min(in_time, quickest_s * rate + 1, self.most)
+        return max(1, math.ceil(steps))
 
     @property
     def should_probe(self) -> bool:
-        """Whether to send the next request alone, to measure the link again.
+        """True if to send the next request alone, to measure the link again.
 
         False while one in flight is enough, because the measurement would change nothing.
         """
-        if not self._taken:
+        if not self._durations:
             return False
-        return self._taken[-1][0] < self._answered_at - _WINDOW_S and self.early > 1
+        return self._durations[-1][0] < self._answered_at - _WINDOW_S and self.early > 1
 
 
 class Times(msgspec.Struct):
-    """How a client has spent its time since it connected, in seconds.
+    """A client's use of its time since it connected, in seconds.
 
     The client's caller adds to `compute_s` and `data_s`, or leaves them at 0.
     """
@@ -136,7 +136,9 @@ class FlowControl:
         self.in_flight = in_flight
         self.listens = False
         self._left_at = now
-        self._own_s = 0.0  # the caller's total; `_recorded_s` is the part given to each estimator
+        self._compute_s = (
+            0.0  # the caller's total; `_recorded_s` is the part given to each estimator
+        )
         self._recorded_s: dict[Kind, float] = {Pull: 0.0, Push: 0.0}
         self.pulls, self.pushes = WindowEstimator(MIN_IN_FLIGHT), WindowEstimator(MIN_IN_FLIGHT)
 
@@ -154,12 +156,12 @@ class FlowControl:
         `kind` is None for a request that the caller does not make at each of its steps.
         """
         away_s = now - self._left_at
-        self._own_s += away_s
+        self._compute_s += away_s
         if kind is None:
             return away_s
         pace = self.pulls if kind is Pull else self.pushes
-        pace.record_compute(self._own_s - self._recorded_s[kind])
-        self._recorded_s[kind] = self._own_s
+        pace.record_compute(self._compute_s - self._recorded_s[kind])
+        self._recorded_s[kind] = self._compute_s
         return away_s
 
     def leave(self, now: float) -> None:
@@ -174,14 +176,14 @@ class FlowControl:
 
     @property
     def room(self) -> int:
-        """How many pushes may be unacknowledged when another one is sent."""
+        """The number of pushes that may be unacknowledged when another one is sent."""
         if self.in_flight is not None:
             return self.in_flight - 1
         return 0 if self.pushes.should_probe else self.pushes.early
 
 
 def max_in_flight(floats: int) -> int:
-    """How many pushes, or pulls, of `floats` values memory allows in flight."""
+    """The number of pushes, or pulls, of `floats` values that memory allows in flight."""
     return max(MIN_IN_FLIGHT, min(_MAX_IN_FLIGHT, _MEMORY_BYTES // (4 * max(1, floats))))
 
 
@@ -198,11 +200,11 @@ class PrefetchTable:
         self._cancelled: set[int] = set()
 
     def __contains__(self, key: PullKey) -> bool:
-        """Whether these weights have been requested and not taken yet."""
+        """Return whether these weights have been requested and not taken yet."""
         return key in self._requested
 
     def holds_next(self, key: PullKey) -> bool:
-        """Whether these weights, the next ones, have been requested; cancels those before."""
+        """Return whether these weights, the next ones, were requested; cancels those before."""
         if len(self._requested) > (key in self._requested):
             self.drop_before(key[0])
         return key in self._requested
@@ -219,7 +221,7 @@ class PrefetchTable:
             self._arrived[pulled.request] = pulled
 
     def has(self, key: PullKey) -> bool:
-        """Whether these weights were requested and have arrived."""
+        """Return whether these weights were requested and have arrived."""
         return self._requested.get(key) in self._arrived
 
     def take(self, key: PullKey) -> Pulled | None:
@@ -243,14 +245,14 @@ class PrefetchTable:
 
     def cancel_all(self) -> list[PullKey]:
         """Cancel all requests; returns what they were for."""
-        wanted = list(self._requested)
-        self.drop_before(max([clock for clock, _ in wanted], default=0) + 1)
-        return wanted
+        keys = list(self._requested)
+        self.drop_before(max([clock for clock, _ in keys], default=0) + 1)
+        return keys
 
     def restart(self) -> list[PullKey]:
         """Forget all requests, because the shards have changed; returns what to request again."""
-        wanted = list(self._requested)
+        keys = list(self._requested)
         self._requested.clear()
         self._arrived.clear()
         self._cancelled.clear()
-        return wanted
+        return keys

@@ -86,18 +86,18 @@ class InflightRequests:
             asked.answers[shard] = (reply, frames)
             if len(asked.answers) < len(self._shards):
                 return []
-            found: Any = zip(*map(asked.answers.__getitem__, self._shards), strict=True)
-            replies, payloads = found
+            columns: Any = zip(*map(asked.answers.__getitem__, self._shards), strict=True)
+            replies, payloads = columns
         if asked.kind is Push:
             del self.pushes[request]
             took_s = now - asked.since
             self._outstanding.record_push_time(took_s)
-            return [_pushed(request, replies, took_s)]
+            return [_make_pushed(request, replies, took_s)]
         del self._others[request]
         if asked.kind is Leave:
             return [Departed()]
-        own = self._registration
-        own.reached = max(own.reached, asked.clock + own.ahead + 1)
+        membership = self._registration
+        membership.reached = max(membership.reached, asked.clock + membership.ahead + 1)
         versions, waited_s = tuple(map(_VERSION, replies)), max(map(_WAITED_S, replies))
         frames_of = tuple(map(tuple, payloads))
         return [Pulled(request, versions, frames_of, waited_s, asked.tables, self._encoder.arrives)]
@@ -118,7 +118,7 @@ class InflightRequests:
         return [(number, asked.clock, asked.tables) for number, asked in pulls]
 
 
-def _pushed(request: int, acks: Sequence[Ack], took_s: float) -> Pushed:
+def _make_pushed(request: int, acks: Sequence[Ack], took_s: float) -> Pushed:
     if len(acks) == 1:
         (ack,) = acks
         counts = ack.seq, ack.staleness, int(ack.duplicate), took_s

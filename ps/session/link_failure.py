@@ -54,7 +54,7 @@ class TcpInfo(NamedTuple):
 
 
 class LinkAction(Enum):
-    """What the caller has to do with a connection, as `decide` says."""
+    """The caller's next action on a connection, as `decide` says."""
 
     NOTHING = auto()
     DIAL = auto()
@@ -74,11 +74,11 @@ class LinkFailureDetector:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether there is doubt; without it no dial is needed."""
+        """True if there is doubt; without it no dial is needed."""
         return self._since is not None
 
     def decide(self, info: TcpInfo | None, through_s: float | None, now: float) -> LinkAction:
-        """What to do with the connection, which the system reports as `info`; None without one.
+        """Decide about the connection, which the system reports as `info`; None without one.
 
         `through_s` is the round trip in seconds of a dial that has got through since the last call.
         After RENEW, close the connection and open another.
@@ -99,7 +99,9 @@ class LinkFailureDetector:
         if self._through_s is None:
             return self._dial(now)
         return (
-            self._renew(now) if self._given_up(info, self._through_s, now) else LinkAction.NOTHING
+            self._renew(now)
+            if self._is_hopeless(info, self._through_s, now)
+            else LinkAction.NOTHING
         )
 
     def _begin(self, info: TcpInfo | None, now: float) -> None:
@@ -122,7 +124,7 @@ class LinkFailureDetector:
         self._dial_at = now + max(rarer_s, _TRIPS * self._rtt_s)
         return LinkAction.DIAL
 
-    def _given_up(self, info: TcpInfo | None, through_s: float, now: float) -> bool:
+    def _is_hopeless(self, info: TcpInfo | None, through_s: float, now: float) -> bool:
         if info is None or info.retransmits:
             return True
         if info.bytes_acked > self._acked:

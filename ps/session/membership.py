@@ -31,7 +31,7 @@ from shards.schema_digest import SCHEMA
 
 
 class AppliedAtShard(NamedTuple):
-    """What a shard counts of this worker: its last push, and the step and clock of that push."""
+    """A shard's record of this worker: its last push, and the step and clock of that push."""
 
     seq: int
     step: int
@@ -79,7 +79,7 @@ class Membership:
         return tuple(self._welcomes[shard].version for shard in range(self._shards))
 
     def may_send(self, shard: int, message: FromWorker) -> bool:
-        """Whether `message` may go to `shard`: before registration, only the greeting may."""
+        """Return whether `message` may go to `shard`: before registration only a greeting may."""
         return shard in self.joined or isinstance(message, Hello | Join)
 
     def greet(self, shard: int, now: float) -> Send:
@@ -89,12 +89,12 @@ class Membership:
         if self.ready is not None:
             # Its answer may be older than an acknowledgement that arrives meanwhile, so note what
             # is known now.
-            self._due[shard] = self._applied(shard).seq
+            self._due[shard] = self._last_applied(shard).seq
         request = self._outstanding.count()
         hello = Hello(request, self._job, self._worker, self._incarnation, PROTOCOL, SCHEMA)
         return self._outstanding.add(shard, request, hello, (), now)
 
-    def rolled_back(self, shard: int, reply: Welcome) -> RolledBack | None:
+    def find_rollback(self, shard: int, reply: Welcome) -> RolledBack | None:
         """The loss, if a shard that welcomes this worker again has lost pushes that it had
         acknowledged.
 
@@ -172,7 +172,7 @@ class Membership:
         shards had acknowledged those. A shard that was rolled back reports it, and may lack more.
         """
         welcomes = self._welcomes.items()
-        witness, most = max(welcomes, key=lambda one: one[1].acknowledged)
+        witness, most = max(welcomes, key=lambda entry: entry[1].acknowledged)
         short = [shard for shard, w in welcomes if w.seq < most.acknowledged and not w.rolled_back]
         if short:
             has = ", ".join(f"shard {shard} has {self._welcomes[shard].seq}" for shard in short)
@@ -217,7 +217,7 @@ class Membership:
         overtaken = max(0, self.ready.clock - former.reached)
         self.ahead = former.ahead + overtaken
         self.follows = True
-        clock = former._counted_to(self.ready.seq) + overtaken
+        clock = former._clock_at(self.ready.seq) + overtaken
         if clock <= self.ready.clock:
             return []
         self._admission, self.reached = clock, max(self.reached, clock)
@@ -232,15 +232,18 @@ class Membership:
         if self._admission is not None:
             self.ahead = max(self.ahead, self._admission - clock)
 
-    def _counted_to(self, seq: int) -> int:
+    def _clock_at(self, seq: int) -> int:
         """The wire clock at which this worker was admitted or, if higher, that of its pushes up to
         `seq`.
         """
         owed = [pending.message for _, pending in self._outstanding]
-        pushes = [*self.acknowledged.values(), *(one for one in owed if isinstance(one, Push))]
+        pushes = [
+            *self.acknowledged.values(),
+            *(message for message in owed if isinstance(message, Push)),
+        ]
         return max([self._admission or 0, *(p.clock for p in pushes if p.seq <= seq)])
 
-    def _applied(self, shard: int) -> AppliedAtShard:
+    def _last_applied(self, shard: int) -> AppliedAtShard:
         """The last push that `shard` has reported or acknowledged, in any of its incarnations."""
         reported, push = self._reported[shard], self.acknowledged.get(shard)
         if push is None or push.seq < reported.seq:
@@ -251,7 +254,7 @@ class Membership:
         request = self._outstanding.count()
         identity = self._job, self._worker, self._incarnation, self.boots[shard]
         again = self.ready is not None
-        had = self._applied(shard) if again else self._begin
+        had = self._last_applied(shard) if again else self._begin
         self._outstanding.drop_greetings(shard)  # this Join replaces an earlier one
         join = Join(request, *identity, max(clock, had.clock), again, had.seq, had.step)
         return self._outstanding.add(shard, request, join, (), now)

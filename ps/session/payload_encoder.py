@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.session.compression import Compression
-from ps.session.error_feedback import ErrorFeedback, checked_squares
+from ps.session.error_feedback import ErrorFeedback, check_squares
 from ps.session.events import Frames
 from shards import delta_pulls, payloads, zstd_frames
 from shards.errors import BadInput, BadMessage
@@ -47,7 +47,7 @@ class PulledView(msgspec.Struct, frozen=True):
     weights: NDArray[np.float32]
 
 
-def advanced(
+def advance(
     view: PulledView | None, reply: Weights, part: PulledPart, payload: NDArray[np.uint8]
 ) -> PulledView | None:
     """The view after a part of an answer, with its checked payload; None if it cannot be applied.
@@ -101,24 +101,29 @@ class PayloadEncoder:
         self._limits = {name: Guard(most) for name, most in max_norms.items()}
         self.feedback = ErrorFeedback.of(layout, compression)
         self.views: dict[tuple[int, str], PulledView] = {}
-        self.arrives = {name: _arrives(one) for name, one in compression.items()}
+        self.arrives = {name: _arrives(choice) for name, choice in compression.items()}
         self._shape = (layout.size,)  # kept, because `size` sums over the tensors at each access
         self._sizes = {table.name: table.size for table in layout.tables}
         # Kept, because a layout sums over tables and tensors at each access.
-        self._places = {
+        self._slices = {
             name: slice(keys.start, keys.stop)
             for name in layout.names
             for keys in (layout.section(name),)
         }
-        self._packs = any(one.zstd for one in compression.values())
-        self._views_are_kept = any(one.pulls_changes for one in compression.values())
+        self._packs = any(choice.zstd for choice in compression.values())
+        self._views_are_kept = any(choice.pulls_changes for choice in compression.values())
         self._sections = [
-            [_section(one.table, one.keys, compression[one.table]) for one in layout.sections(keys)]
+            [
+                _section(section.table, section.keys, compression[section.table])
+                for section in layout.sections(keys)
+            ]
             for keys in shard_map.ranges
         ]
         self._all = layout.names
-        self._asks = [[one.ask for one in sections] for sections in self._sections]
-        self._keys = [{one.table: one.keys for one in sections} for sections in self._sections]
+        self._asks = [[section.ask for section in sections] for sections in self._sections]
+        self._keys = [
+            {section.table: section.keys for section in sections} for sections in self._sections
+        ]
 
     def tables(self, gradient: Floats | Gradients) -> Gradients:
         """The gradient of each table; raises BadInput unless it is contiguous float32 that fits.
@@ -126,18 +131,18 @@ class PayloadEncoder:
         `gradient` is one arena of all tables, or a flat array for each of some tables.
         """
         if isinstance(gradient, np.ndarray):
-            what = f"push to table{'s' * (len(self._sizes) > 1)} {', '.join(self._sizes)}"
+            subject = f"push to table{'s' * (len(self._sizes) > 1)} {', '.join(self._sizes)}"
             if gradient.shape != self._shape or gradient.dtype != np.float32:
                 raise BadInput(
-                    what,
+                    subject,
                     expected=f"float32 of shape {self._shape}",
                     got=f"{gradient.dtype} of shape {gradient.shape}",
                 )
             if not gradient.flags.c_contiguous:
                 strides = gradient.strides
-                raise BadInput(what, expected="a contiguous array", got=f"strides {strides}")
+                raise BadInput(subject, expected="a contiguous array", got=f"strides {strides}")
             if len(self._sizes) > 1:
-                return {name: gradient[part] for name, part in self._places.items()}
+                return {name: gradient[part] for name, part in self._slices.items()}
             return dict.fromkeys(self._sizes, gradient)
         for name, array in gradient.items():
             if name not in self._sizes:
@@ -166,11 +171,11 @@ class PayloadEncoder:
                 if feedback is None or name not in feedback.tables:
                     self._check(name, gradient, seq)
         if feedback is None:
-            return self._encoded(gradients, None, plain=plain)
+            return self._encode(gradients, None, plain=plain)
         feedback.begin(gradients, seq)
         limited = feedback.tables.keys() & self._limits.keys() & gradients.keys() if checks else ()
-        before = {what: array.copy() for what, array in feedback.state().items() if limited}
-        written = self._encoded(gradients, feedback, plain=plain)
+        before = {name: array.copy() for name, array in feedback.state().items() if limited}
+        written = self._encode(gradients, feedback, plain=plain)
         try:
             for name in limited:
                 self._check_encoded(name, written, seq)
@@ -183,12 +188,12 @@ class PayloadEncoder:
         """Raise BadInput if a shard would refuse its section of a table's plain gradient."""
         limit = self._limits.get(table)
         if limit is None:
-            checked_squares(table, gradient, seq)
+            check_squares(table, gradient, seq)
             return
         for sections in self._sections:
-            for one in sections:
-                if one.table == table:
-                    checked_squares(table, gradient[one.where], seq, limit)
+            for section in sections:
+                if section.table == table:
+                    check_squares(table, gradient[section.where], seq, limit)
 
     def _check_encoded(
         self, table: str, written: Sequence[tuple[list[Part], Frames]], seq: int
@@ -202,9 +207,9 @@ class PayloadEncoder:
                 payload = payloads.validate(f"push {seq}", part.kind, part.zstd, keys, frame.data)
                 section = np.empty(len(keys), np.float32)
                 payloads.decode(part.kind, payload, section)
-                checked_squares(table, section, seq, self._limits[table])
+                check_squares(table, section, seq, self._limits[table])
 
-    def _encoded(
+    def _encode(
         self, gradients: Gradients, feedback: ErrorFeedback | None, *, plain: bool
     ) -> list[tuple[list[Part], Frames]]:
         packs = self._packs and not plain
@@ -212,16 +217,16 @@ class PayloadEncoder:
         for sections in self._sections:
             parts: list[Part] = []
             frames: list[NDArray[Any]] = []
-            for one in sections:
-                if one.table not in gradients:
+            for section in sections:
+                if section.table not in gradients:
                     continue
-                own: NDArray[Any] = gradients[one.table][one.where]
-                if feedback is not None and one.table in feedback.tables:
-                    own = feedback.encode(one.table, own, one.keys)
-                if packs and one.encoded.zstd:
-                    own = zstd_frames.pack(own)
-                parts.append(one.plain if plain else one.encoded)
-                frames.append(own)
+                payload: NDArray[Any] = gradients[section.table][section.where]
+                if feedback is not None and section.table in feedback.tables:
+                    payload = feedback.encode(section.table, payload, section.keys)
+                if packs and section.encoded.zstd:
+                    payload = zstd_frames.pack(payload)
+                parts.append(section.plain if plain else section.encoded)
+                frames.append(payload)
             written.append((parts, tuple(frames)))
         return written
 
@@ -230,10 +235,10 @@ class PayloadEncoder:
         if tables == self._all and not self._views_are_kept:
             return self._asks[shard]
         asks = []
-        for one in self._sections[shard]:
-            if one.table in tables:
-                ask = one.ask
-                view = self.views.get((shard, one.table)) if self._views_are_kept else None
+        for section in self._sections[shard]:
+            if section.table in tables:
+                ask = section.ask
+                view = self.views.get((shard, section.table)) if self._views_are_kept else None
                 asks.append(msgspec.structs.replace(ask, base=view.number) if view else ask)
         return asks
 
@@ -245,7 +250,7 @@ class PayloadEncoder:
         None if they are changes to a view that this worker lacks because that answer was lost.
         Raises BadMessage.
         """
-        found: list[Buffer] = []
+        payload_frames: list[Buffer] = []
         version = reply.version
         if len(reply.parts) != len(asks) or len(frames) != len(asks):
             raise BadMessage(
@@ -264,16 +269,16 @@ class PayloadEncoder:
                 raise BadMessage(f"weights: expected kind {ask.kind}, got {part.kind}")
             payload = payloads.validate("weights", part.kind, part.zstd, keys, frame)
             if changes:
-                place = reply.shard, ask.table
-                view = advanced(self.views.get(place), reply, part, payload)
+                key = reply.shard, ask.table
+                view = advance(self.views.get(key), reply, part, payload)
                 if view is None:
                     return None
-                self.views[place] = view
+                self.views[key] = view
                 payload, version = view.weights.view(np.uint8), min(version, view.version)
-            found.append(payload.data)
+            payload_frames.append(payload.data)
         if version != reply.version:
             reply = msgspec.structs.replace(reply, version=version)
-        return reply, found
+        return reply, payload_frames
 
 
 def _section(table: str, keys: KeyRange, compression: Compression) -> _Section:
@@ -283,7 +288,7 @@ def _section(table: str, keys: KeyRange, compression: Compression) -> _Section:
         keys,
         slice(*edges),
         Part(table, Kind.F4, *edges),
-        Part(table, compression.pushed, *edges, compression.zstd),
+        Part(table, compression.push_kind, *edges, compression.zstd),
         AskedPart(table, compression.pull, compression.zstd, 0, compression.pull_share),
     )
 

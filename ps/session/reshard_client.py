@@ -1,4 +1,4 @@
-"""What a worker carries over to the new shards when its job is resharded (resharding.py).
+"""Carries a worker's pushes over to the new shards when its job is resharded (resharding.py).
 
 The new shards know the last push of this worker that all the old shards had applied. Every later
 push is sent again, cut by the new map; none of the old shards has applied it. A compressed push is
@@ -40,9 +40,9 @@ def resume_at(former: Session, session: Session, now: float) -> tuple[list[Send]
     The driver requests again whatever else it was waiting for.
     """
     assert session.ready is not None, "the driver waits for Ready first"
-    pushes = carried(former, session.ready.seq)
+    pushes = collect_pushes(former, session.ready.seq)
     joins = session.follow(former, now)
-    return joins, [_repeated(push, former.ahead, session, now) for push in pushes]
+    return joins, [_repeat_push(push, former.ahead, session, now) for push in pushes]
 
 
 def versions(read: Sequence[int], shards: int) -> Sequence[int]:
@@ -53,7 +53,7 @@ def versions(read: Sequence[int], shards: int) -> Sequence[int]:
     return read if len(read) == shards else [min(read)] * shards
 
 
-def _repeated(push: CarriedPush, ahead: int, session: Session, now: float) -> Asked:
+def _repeat_push(push: CarriedPush, ahead: int, session: Session, now: float) -> Asked:
     message = push.message
     return session.push(
         push.gradients,
@@ -71,15 +71,15 @@ def _repeated(push: CarriedPush, ahead: int, session: Session, now: float) -> As
     )
 
 
-def carried(former: Session, after: int) -> list[CarriedPush]:
+def collect_pushes(former: Session, after: int) -> list[CarriedPush]:
     """The pushes of `former` beyond number `after`, in order; none was applied at any shard."""
-    found: dict[int, dict[int, tuple[Push, Frames]]] = {}
+    parts_by_seq: dict[int, dict[int, tuple[Push, Frames]]] = {}
     for shard, message, frames in former.outstanding():
         if isinstance(message, Push) and message.seq > after:
-            found.setdefault(message.seq, {})[shard] = message, frames
-    for parts in found.values():
+            parts_by_seq.setdefault(message.seq, {})[shard] = message, frames
+    for parts in parts_by_seq.values():
         assert len(parts) == former.map.shards, "no shard has applied a push beyond the cut"
-    return [_whole(former, found[seq]) for seq in sorted(found)]
+    return [_whole(former, parts_by_seq[seq]) for seq in sorted(parts_by_seq)]
 
 
 def _whole(former: Session, parts: Mapping[int, tuple[Push, Frames]]) -> CarriedPush:

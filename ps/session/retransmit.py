@@ -90,7 +90,7 @@ class RetransmitTable:
         """`shard` has answered a greeting, but cannot register the worker at present."""
         self._put_off.setdefault(shard, (now, why))
 
-    def welcomed(self, shard: int) -> None:
+    def end_deferral(self, shard: int) -> None:
         """`shard` can register the worker, or another copy of the shard has become its primary."""
         self._put_off.pop(shard, None)
 
@@ -113,7 +113,9 @@ class RetransmitTable:
 
         Messages that are added or removed during the iteration do not affect it.
         """
-        return iter([(to, one) for to, owed in self._pending.items() for one in owed.values()])
+        return iter(
+            [(to, pending) for to, owed in self._pending.items() for pending in owed.values()]
+        )
 
     def empty(self, pending: UnansweredMessage, now: float) -> None:
         """A push that its shard refuses to apply: from now on it has no parts, and is `due`."""
@@ -158,7 +160,7 @@ class RetransmitTable:
         self._reschedule()
         return sends
 
-    def repeated(self, shard: int, since: int, now: float) -> list[Send]:
+    def repeat_pushes(self, shard: int, since: int, now: float) -> list[Send]:
         """Send the pushes to `shard` from number `since` again."""
         return [
             self._again(shard, pending, now)
@@ -170,7 +172,7 @@ class RetransmitTable:
         """Send everything to `shard` again, in the order asked."""
         return [self._again(shard, pending, now) for pending in self.to(shard)]
 
-    def readdressed(self, shard: int, boot: int, now: float) -> list[Send]:
+    def readdress(self, shard: int, boot: int, now: float) -> list[Send]:
         """Send everything to `shard` again, addressed to its incarnation `boot`, in the order
         asked.
         """
@@ -234,7 +236,7 @@ class RetransmitTable:
 
     def _reschedule(self) -> float | None:
         """Find the next deadline in a scan of all messages."""
-        self.next_deadline = min((one.resend_at for _, one in self), default=None)
+        self.next_deadline = min((pending.resend_at for _, pending in self), default=None)
         return self.next_deadline
 
     def _check_put_off(self, now: float) -> None:
@@ -250,8 +252,8 @@ class RetransmitTable:
 
     def _check_patience(self, shard: int, pending: UnansweredMessage, now: float) -> None:
         if now - self._heard[shard] > self.patience_s:
-            what = type(pending.message).__name__.lower()
+            kind = type(pending.message).__name__.lower()
             raise Unreachable(
-                f"shard {shard} has not answered {self._worker}'s {what} for {self.patience_s:g} s",
+                f"shard {shard} has not answered {self._worker}'s {kind} for {self.patience_s:g} s",
                 shard,
             )

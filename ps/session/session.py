@@ -66,7 +66,7 @@ from shards.wire_format import Buffer
 
 
 class PushTimes(msgspec.Struct, frozen=True):
-    """What a worker reports of its times with a push, in seconds (update_records.py)."""
+    """The times that a worker reports with a push, in seconds (update_records.py)."""
 
     rtt_s: float = 0.0
     wait_s: float = 0.0
@@ -147,9 +147,9 @@ class Session:
         """
         if self._registration.follows:
             self._registration.reads_at(clock)
-        wanted = self._tables if tables is None else tables
-        request = self._requests.begin(Pull, now, clock, wanted)
-        return request, self._ask_weights(request, clock, wanted, now)
+        names = self._tables if tables is None else tables
+        request = self._requests.begin(Pull, now, clock, names)
+        return request, self._ask_weights(request, clock, names, now)
 
     def push(
         self,
@@ -189,9 +189,9 @@ class Session:
             error.worker = self.worker
             raise
         self.seq = seq
-        own = self._registration
-        wire_clock = clock + own.ahead
-        own.reached = max(own.reached, wire_clock)
+        membership = self._registration
+        wire_clock = clock + membership.ahead
+        membership.reached = max(membership.reached, wire_clock)
         request = self._requests.begin(Push, now, clock)
         sends: list[Send] = []
         for shard, (parts, frames) in enumerate(written):
@@ -200,7 +200,7 @@ class Session:
                 self.job,
                 self.worker,
                 self.incarnation,
-                own.boots[shard],
+                membership.boots[shard],
                 self.map.epoch,
                 seq,
                 wire_clock,
@@ -218,7 +218,7 @@ class Session:
                 times.network_s,
             )
             send = self._outstanding.add(shard, request, message, frames, now)
-            if shard in own.joined:
+            if shard in membership.joined:
                 sends.append(send)
         return request, sends
 
@@ -246,7 +246,7 @@ class Session:
 
     @property
     def ahead(self) -> int:
-        """How far the clock sent to the shards is ahead of the driver's count."""
+        """The lead of the clock sent to the shards over the driver's count."""
         return self._registration.ahead
 
     @property
@@ -262,11 +262,13 @@ class Session:
     def leave(self, now: float) -> list[Send]:
         """Ask every shard to stop waiting for this worker; `Departed` follows."""
         self._leaving = True
-        request, own, sends = self._requests.begin(Leave, now, 0), self._registration, []
+        request, membership, sends = self._requests.begin(Leave, now, 0), self._registration, []
         for shard in self._shards:
-            message = Leave(request, self.job, self.worker, self.incarnation, own.boots[shard])
+            message = Leave(
+                request, self.job, self.worker, self.incarnation, membership.boots[shard]
+            )
             send = self._outstanding.add(shard, request, message, (), now)
-            if shard in own.joined:
+            if shard in membership.joined:
                 sends.append(send)
         return sends
 
@@ -285,7 +287,7 @@ class Session:
         pending = self._outstanding.record_answer(shard, reply.request, now)
         if pending is None:
             if reply.request == 0 and isinstance(reply, Refusal):
-                return self._unasked(shard, reply, now), []
+                return self._on_unasked_refusal(shard, reply, now), []
             return [], []
         match reply:  # the usual replies come first: each case that is tried costs time
             case Ack():
@@ -296,7 +298,7 @@ class Session:
                     self._acknowledged[shard] = push
                 answered = self._requests.record_answer(shard, pending.asked, reply, frames, now)
                 if reply.duplicate and not pending.repeated:
-                    answered = [self._usurped(shard, reply.seq), *answered]
+                    answered = [self._make_usurped(shard, reply.seq), *answered]
                 self._outstanding.remove(shard, reply.request)
                 return [], answered
             case Weights():
@@ -313,9 +315,9 @@ class Session:
                 self._outstanding.remove(shard, reply.request)
                 return sends, events
             case Refusal(remedy=Remedy.MOVED):
-                return [], [self._relocated(frames)]
+                return [], [self._make_relocated(frames)]
             case Refusal():
-                return self._refused(shard, reply, pending, now), []
+                return self._on_refusal(shard, reply, pending, now), []
             case Parked():
                 self.slowest_clock = reply.min_clock
                 return [], []
@@ -331,25 +333,25 @@ class Session:
                         got=f"shard {reply.shard} of the job: check the order of the endpoints",
                     )
                 self._resent.pop(shard, None)
-                self._outstanding.welcomed(shard)
-                rolled_back = self._registration.rolled_back(shard, reply)
+                self._outstanding.end_deferral(shard)
+                rolled_back = self._registration.find_rollback(shard, reply)
                 sends = self._registration.on_welcome(shard, reply, now)
                 return sends, [rolled_back] if rolled_back is not None else []
             case Joined():
-                return self._admitted(shard, reply, now)
+                return self._on_joined(shard, reply, now)
             case _:
                 return [], self._requests.record_answer(shard, pending.asked, reply, frames, now)
 
-    def moved(self, shard: int, now: float) -> list[Send]:
+    def greet_new_primary(self, shard: int, now: float) -> list[Send]:
         """Another copy of `shard` is the primary now, and the driver's link leads to it."""
         self._outstanding.hurry(shard, now)
         hello = self._greet(shard, now)
-        self._outstanding.welcomed(shard)
+        self._outstanding.end_deferral(shard)
         # The silence so far was the former copy's.
         self._outstanding.record_answer(shard, hello.message.request, now)
         return [hello]
 
-    def renewed(self, shard: int, now: float) -> list[Send]:
+    def resume_link(self, shard: int, now: float) -> list[Send]:
         """The driver's link to `shard` was cut and works again: everything in transit was lost."""
         sends = self._outstanding.again(shard, now)
         return [send for send in sends if self._registration.may_send(shard, send.message)]
@@ -368,7 +370,7 @@ class Session:
         return self._outstanding.next_deadline
 
     @property
-    def unacknowledged(self) -> int:
+    def pending_pushes(self) -> int:
         """The number of pushes that not every shard has acknowledged."""
         return len(self._requests.pushes)
 
@@ -387,21 +389,21 @@ class Session:
     def _greet(self, shard: int, now: float) -> Send:
         return self._registration.greet(shard, now)
 
-    def _admitted(self, shard: int, reply: Joined, now: float) -> tuple[list[Send], list[Event]]:
-        own = self._registration
-        if own.ready is None:
-            sends, ready = own.on_joined(shard, reply, now)
+    def _on_joined(self, shard: int, reply: Joined, now: float) -> tuple[list[Send], list[Event]]:
+        membership = self._registration
+        if membership.ready is None:
+            sends, ready = membership.on_joined(shard, reply, now)
             if ready is None:
                 return sends, []
             self.seq = ready.seq
             return sends, [ready]
-        returning = shard not in own.joined
-        behind, sends = own.on_rejoined(shard, reply, now)
+        returning = shard not in membership.joined
+        behind, sends = membership.on_rejoined(shard, reply, now)
         if behind > 0:
             # A returning shard is sent everything outstanding below: do not send its pulls twice.
             pulls = self._catch_up(behind, now)
             sends += [send for send in pulls if not (returning and send.shard == shard)]
-        return sends + (self._readdressed(shard, now) if returning else []), []
+        return sends + (self._readdress(shard, now) if returning else []), []
 
     def _catch_up(self, behind: int, now: float) -> list[Send]:
         """A shard's clock for this worker is higher by `behind`: adjust the messages in flight."""
@@ -418,12 +420,12 @@ class Session:
             for send in self._ask_weights(request, clock, tables, now)
         ]
 
-    def _relocated(self, frames: Sequence[Buffer]) -> Event:
+    def _make_relocated(self, frames: Sequence[Buffer]) -> Event:
         if len(frames) != 1:
             raise BadMessage(f"a shard that has handed over: expected 1 frame, got {len(frames)}")
         return Relocated(bytes(frames[0]))
 
-    def _usurped(self, shard: int, seq: int) -> Usurped:
+    def _make_usurped(self, shard: int, seq: int) -> Usurped:
         return Usurped(
             f"worker {self.worker}: another client uses incarnation {self.incarnation} of this"
             f" worker: shard {shard} has push {seq} of that client instead of ours; give each"
@@ -432,7 +434,7 @@ class Session:
 
     # --- refusals ---------------------------------------------------------------------------------
 
-    def _refused(
+    def _on_refusal(
         self, shard: int, reply: Refusal, pending: UnansweredMessage, now: float
     ) -> list[Send]:
         match reply.remedy:
@@ -456,7 +458,7 @@ class Session:
             case _:
                 raise error_of(reply)
 
-    def _unasked(self, shard: int, reply: Refusal, now: float) -> list[Send]:
+    def _on_unasked_refusal(self, shard: int, reply: Refusal, now: float) -> list[Send]:
         """Handle a refusal of a renewal, or of a message that the shard could not read."""
         if reply.remedy is Remedy.BAD_MESSAGE:
             if shard not in self._boots:
@@ -492,11 +494,11 @@ class Session:
         if resent == expected and now < until:
             return []
         self._resent[shard] = (expected, now + self._outstanding.first_s)
-        return self._outstanding.repeated(shard, expected, now)
+        return self._outstanding.repeat_pushes(shard, expected, now)
 
-    def _readdressed(self, shard: int, now: float) -> list[Send]:
+    def _readdress(self, shard: int, now: float) -> list[Send]:
         """Resend everything outstanding, addressed to the shard's present incarnation."""
-        return self._outstanding.readdressed(shard, self._registration.boots[shard], now)
+        return self._outstanding.readdress(shard, self._registration.boots[shard], now)
 
     # --- requests and answers ---------------------------------------------------------------------
 
@@ -504,20 +506,20 @@ class Session:
         self, asked: int, clock: int, tables: tuple[str, ...], now: float
     ) -> list[Send]:
         """Request the weights of pull `asked` from every shard, under a fresh request number."""
-        request, own, sends = self._outstanding.count(), self._registration, []
+        request, membership, sends = self._outstanding.count(), self._registration, []
         for shard in self._shards:
             message = Pull(
                 request,
                 self.job,
                 self.worker,
                 self.incarnation,
-                own.boots[shard],
+                membership.boots[shard],
                 self.map.epoch,
-                clock + own.ahead,
+                clock + membership.ahead,
                 self.encoder.asks(shard, tables),
             )
             send = self._outstanding.add(shard, asked, message, (), now)
-            if shard in own.joined:
+            if shard in membership.joined:
                 sends.append(send)
         return sends
 

@@ -40,7 +40,7 @@ class ClientBuffers:
         """`allocate` makes the client's own arrays: page-locked ones if they go to a GPU."""
         self._layout = layout
         self._allocate = allocate
-        self._own = Buffers(layout.size, allocate)
+        self._recycled = Buffers(layout.size, allocate)
         self._some: dict[tuple[str, ...], _Target] = {}  # by the tables that are pulled
         self._pinned = allocate is not heap_allocator
         self._map: ShardMap | None = None
@@ -53,24 +53,24 @@ class ClientBuffers:
 
     def __len__(self) -> int:
         """The number of the client's own arrays."""
-        return len(self._own)
+        return len(self._recycled)
 
     def take(self) -> Floats:
         """An array for a gradient; dropping it recycles it."""
         # Page-locked arrays were asked for explicitly; a push copies them into shared memory.
         if self._sharing is not None and not self._pinned:
             return self._sharing.buffers.take()
-        return self._own.take()
+        return self._recycled.take()
 
-    def placed(self, gradient: Floats | Gradients) -> Floats | Gradients:
+    def place_in_memory(self, gradient: Floats | Gradients) -> Floats | Gradients:
         """`gradient`, copied if necessary to where shards that share memory see it."""
         if self._sharing is None:
             return gradient
         if isinstance(gradient, np.ndarray):
-            return self._sharing.placed(gradient)
-        return self._sharing.placed_tables(gradient, self._layout)
+            return self._sharing.place(gradient)
+        return self._sharing.place_tables(gradient, self._layout)
 
-    def assembled(self, pulled: Pulled) -> PulledWeights:
+    def assemble(self, pulled: Pulled) -> PulledWeights:
         """The weights as one read-only array: where they arrived, or copied together."""
         target = self._some.get(pulled.tables)
         if target is None:
@@ -90,12 +90,12 @@ class ClientBuffers:
         assert self._map is not None, "some shard has sent them"
         layout = self._layout.select(tables)
         start = {name: layout.section(name).start for name in tables}
-        buffers = self._own if layout == self._layout else Buffers(layout.size, self._allocate)
+        buffers = self._recycled if layout == self._layout else Buffers(layout.size, self._allocate)
         sections = [
             [
-                (one.table, slice(base + one.keys.start, base + one.keys.stop))
-                for one in self._layout.sections(keys)
-                if (base := start.get(one.table)) is not None
+                (section.table, slice(base + section.keys.start, base + section.keys.stop))
+                for section in self._layout.sections(keys)
+                if (base := start.get(section.table)) is not None
             ]
             for keys in self._map.ranges
         ]

@@ -72,7 +72,7 @@ def encode(note: FromWorker | FromShard) -> bytes:
 
 
 def is_note(frame: Buffer) -> bool:
-    """Whether the first frame of a message is a note."""
+    """Return whether the first frame of a message is a note."""
     return bytes(frame[: len(_MARK)]) == _MARK
 
 

@@ -57,38 +57,38 @@ class Share:
         self._give_back(self._number)
 
 
-class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
+class _LentView(np.ndarray[Any, np.dtype[np.uint8]]):
     """An array that holds a share in its memory; a finalizer for each would cost much more."""
 
     share: Share
 
 
 def has(messages: Together, kind: type[Message]) -> bool:
-    """Whether one of them is of this kind."""
+    """Return whether one of them is of this kind."""
     return any(isinstance(message, kind) for message, _ in messages)
 
 
-def referring(segment: ShmSegment, messages: Together) -> Together | None:
+def with_references(segment: ShmSegment, messages: Together) -> Together | None:
     """The messages with references for frames; None if there are no frames, or one is elsewhere."""
     replaced: list[tuple[Message, Frames]] = []
-    found = False
+    refers = False
     for message, frames in messages:
         references = segment.refer(frames) if frames else []
         if references is None:
             return None
-        found = found or bool(references)
+        refers = refers or bool(references)
         replaced.append((message, [reference.pack() for reference in references]))
-    return replaced if found else None
+    return replaced if refers else None
 
 
-def enclosed(messages: Together) -> Parts:
+def enclose(messages: Together) -> Parts:
     """The parts of an envelope with references for frames: the headers, and all references."""
     headers, *references = wire_format.enclose(messages)
     return [headers, b"".join(references)]  # one part, because each costs a call of the socket
 
 
-def separated(parts: Parts) -> Parts:
-    """The headers, and each reference: the inverse of `enclosed`; raises BadMessage."""
+def separate(parts: Parts) -> Parts:
+    """The headers, and each reference: the inverse of `enclose`; raises BadMessage."""
     if len(parts) != 2:
         raise BadMessage(f"references: expected one part behind the headers, got {len(parts) - 1}")
     packed = memoryview(parts[1])
@@ -96,22 +96,22 @@ def separated(parts: Parts) -> Parts:
     return [parts[0], *[packed[start : start + REFERENCE_BYTES] for start in starts]]
 
 
-def looked_up(window: Window, parts: Parts, share: Share | None = None) -> Parts | None:
+def resolve(window: Window, parts: Parts, share: Share | None = None) -> Parts | None:
     """The headers, and views for the references behind them; each view keeps `share` alive.
 
     Returns None if a reference is of an earlier generation; raises BadMessage.
     """
-    found: Parts = [parts[0]]
-    for frame in separated(parts)[1:]:
+    views: Parts = [parts[0]]
+    for frame in separate(parts)[1:]:
         view = window.view(Reference.unpack(frame))
         if view is None:
             return None
         if share is not None:
-            lent = view.view(_Lent)
+            lent = view.view(_LentView)
             lent.share = share
             view = lent
-        found.append(view.data)
-    return found
+        views.append(view.data)
+    return views
 
 
 def let_go(_: object) -> None:
@@ -138,7 +138,7 @@ class Loans:
         return self.count
 
     @property
-    def lent(self) -> list[int]:
+    def open_loans(self) -> list[int]:
         """The numbers of the loans that are not returned."""
         return list(self._lent)
 
@@ -159,20 +159,20 @@ class Borrowed:
 
     def __init__(self) -> None:
         self.seen = 0
-        self._held: set[int] = set()
+        self._loans: set[int] = set()
 
     def borrow(self, loan: int) -> bool:
         """Record a loan; returns whether it may be used: not if a later one came first."""
         if loan <= self.seen:
             return False
         self.seen = loan
-        self._held.add(loan)
+        self._loans.add(loan)
         return True
 
     def give_back(self, loan: int) -> None:
         """Record that nothing refers to a loan any more; may be called from any thread."""
-        self._held.discard(loan)
+        self._loans.discard(loan)
 
     @property
-    def held(self) -> list[int]:
-        return sorted(self._held.copy())
+    def loans(self) -> list[int]:
+        return sorted(self._loans.copy())

@@ -88,7 +88,7 @@ class ShmSegment:
         try:
             os.posix_fallocate(self._claim.fd, 0, PAGE)
             os.ftruncate(self._claim.fd, PAGE + slots * self.stride)
-            memory = _mapped(self._claim.path, PAGE + slots * self.stride)
+            memory = _map_file(self._claim.path, PAGE + slots * self.stride)
         except OSError:
             self._claim.release()
             raise
@@ -105,15 +105,15 @@ class ShmSegment:
     def allocate(self, floats: int) -> NDArray[np.float32]:
         """A new zeroed array of `floats`: in the next slot, or on the heap when none is left."""
         assert floats <= self.floats
-        place = PAGE + self._used * self.stride
+        offset = PAGE + self._used * self.stride
         try:
-            if self._used == self._slots or not self._claim.held:
+            if self._used == self._slots or not self._claim.is_held:
                 return heap_allocator(floats)
-            os.posix_fallocate(self._claim.fd, place, self.stride)
+            os.posix_fallocate(self._claim.fd, offset, self.stride)
         except OSError:  # full
             return heap_allocator(floats)
         self._used += 1
-        return np.frombuffer(self._memory, np.float32, floats, place)
+        return np.frombuffer(self._memory, np.float32, floats, offset)
 
     def slot(self, array: NDArray[np.float32]) -> int | None:
         """The slot that holds `array`, if any."""
@@ -149,7 +149,7 @@ class ShmSegment:
         return slot if 0 <= slot < self._used else None
 
 
-def _mapped(path: Path, size: int) -> mmap.mmap:
+def _map_file(path: Path, size: int) -> mmap.mmap:
     """Map a segment's file through a new descriptor.
 
     A mapping keeps a copy of its descriptor, which forked children inherit; a copy of the claim's
@@ -189,7 +189,7 @@ class Window:
     def __init__(self, job: str, name: str) -> None:
         """Map the segment; raises BadMessage if `name` is not one of this job and this user."""
         self.name = name
-        self.path = _checked_path(job, name)
+        self.path = _check_path(job, name)
         try:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
@@ -207,14 +207,14 @@ class Window:
             raise
 
     def _map(self) -> None:
-        found = os.fstat(self._fd)
-        ours = found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o600
-        if not (ours and stat.S_ISREG(found.st_mode)):
+        status = os.fstat(self._fd)
+        is_private = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o600
+        if not (is_private and stat.S_ISREG(status.st_mode)):
             raise BadMessage(f"segment {self.name}: expected this user's own file of mode 0600")
-        self._memory = mmap.mmap(self._fd, found.st_size, prot=mmap.PROT_READ)
+        self._memory = mmap.mmap(self._fd, status.st_size, prot=mmap.PROT_READ)
         magic, nonce, self.stride, self.slots = _HEADER.unpack_from(self._memory)
         whole = PAGE + self.slots * self.stride
-        if magic != _MAGIC or self.slots > MAX_SLOTS or found.st_size != whole:
+        if magic != _MAGIC or self.slots > MAX_SLOTS or status.st_size != whole:
             raise BadMessage(f"segment {self.name}: expected one of {whole} bytes with our header")
         self.nonce = nonce.decode("ascii")
         self._generations = _generations(self._memory, self.slots)
@@ -246,17 +246,17 @@ class Window:
         """
         if not frames:
             return None
-        place = reached = _address(frames[0]) - self._start
-        if self._fd < 0 or not 0 <= place < self.slots * self.stride or place % self.stride:
+        start = reached = _address(frames[0]) - self._start
+        if self._fd < 0 or not 0 <= start < self.slots * self.stride or start % self.stride:
             return None
         for frame in frames:
             if _address(frame) - self._start != reached:
                 return None
             reached += frame.nbytes
-        return MappedPiece(self.name, self._fd, PAGE + place, reached - place)
+        return MappedPiece(self.name, self._fd, PAGE + start, reached - start)
 
     def owner_is_gone(self) -> bool:
-        """Whether the process that owns the segment has ended."""
+        """Return whether the process that owns the segment has ended."""
         return shm_files.owner_is_gone(self._fd)
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class Window:
         self._fd = -1
 
 
-def _checked_path(job: str, name: str) -> Path:
+def _check_path(job: str, name: str) -> Path:
     if not shm_files.is_memory(job, name):
         raise BadMessage(f"segment {name[:80]!r}: expected a name of this job's")
     return shm_files.ROOT / name
@@ -305,7 +305,7 @@ class ContiguousMapping:
         if key not in self._known:
             if any(tile.length % PAGE for tile in tiles[:-1]):
                 return None
-            mapped = _mapped_together(tiles)
+            mapped = _map_together(tiles)
             if mapped is None:
                 return None
             if len(self._known) == _MAX_CACHED:
@@ -319,7 +319,7 @@ class ContiguousMapping:
             del self._known[key]  # arrays in a mapping keep it alive
 
 
-def _mapped_together(tiles: Sequence[MappedPiece]) -> mmap.mmap | None:
+def _map_together(tiles: Sequence[MappedPiece]) -> mmap.mmap | None:
     whole = sum(tile.length for tile in tiles)
     try:
         # Reserves addresses only; deleting the object unmaps them all, with what is mapped in them.

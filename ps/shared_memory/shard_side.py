@@ -35,10 +35,10 @@ class ShardSide:
     """A shard's side: lends its versions, and reads its workers' segments."""
 
     def __init__(
-        self, job: str, *, wanted: bool = True, otherwise: Allocator = heap_allocator
+        self, job: str, *, enabled: bool = True, otherwise: Allocator = heap_allocator
     ) -> None:
         self._job = job
-        self._wanted = wanted
+        self._enabled = enabled
         self._otherwise = otherwise
         self._segment: ShmSegment | None = None
         self._reason = "the shard does not share memory"
@@ -48,7 +48,7 @@ class ShardSide:
 
     def buffers(self, floats: int) -> Buffers:
         """Buffers for weights to send: in a segment, or in other memory if there is none."""
-        if not self._wanted:
+        if not self._enabled:
             return Buffers(floats, self._otherwise)
         try:
             self._segment = ShmSegment(self._job, floats, _VERSIONS)
@@ -59,7 +59,7 @@ class ShardSide:
 
     @property
     def sharing_workers(self) -> int:
-        """How many workers share memory with this shard."""
+        """The number of workers that share memory with this shard."""
         return len(self._workers)
 
     def open(self, sender: bytes, parts: Parts) -> Parts | None:
@@ -84,9 +84,9 @@ class ShardSide:
             # shared frames cannot be read; empty ones replace them.
             if not note.referred:
                 return parts[1:]
-            return [parts[1], *(b"" for _ in references.separated(parts[1:])[1:])]
+            return [parts[1], *(b"" for _ in references.separate(parts[1:])[1:])]
         worker.loans.settle(note.seen, note.held)
-        return references.looked_up(worker.window, parts[1:]) if note.referred else parts[1:]
+        return references.resolve(worker.window, parts[1:]) if note.referred else parts[1:]
 
     def seal(self, to: bytes, messages: Together) -> tuple[Parts, int | None]:
         """The parts that carry `messages` to `to`, and the number of the loan made, if any."""
@@ -96,11 +96,11 @@ class ShardSide:
         worker = self._by_address.get(to)
         if worker is None or self._segment is None:
             return wire_format.enclose(messages), None
-        referring = references.referring(self._segment, messages)
+        referring = references.with_references(self._segment, messages)
         loan = worker.loans.lend(messages) if referring is not None else None
         if referring is None or loan is None:
             return wire_format.enclose(messages), None
-        return [handshake.encode(Lent(loan)), *references.enclosed(referring)], loan
+        return [handshake.encode(Lent(loan)), *references.enclose(referring)], loan
 
     def withdraw(self, to: bytes, loan: int | None) -> None:
         """Cancel `loan`, if any: its message could not be sent."""
@@ -135,8 +135,8 @@ class ShardSide:
     def _identify(self, sender: bytes, note: SharedFrames) -> _SharingWorker | None:
         """The worker that knows both numbers, if any; records its address."""
         worker = self._workers.get(note.mine)
-        ours = self._segment.nonce if self._segment is not None else ""
-        if worker is None or not hmac.compare_digest(ours.encode(), note.yours.encode()):
+        nonce = self._segment.nonce if self._segment is not None else ""
+        if worker is None or not hmac.compare_digest(nonce.encode(), note.yours.encode()):
             return None
         if self._by_address.get(sender) is not worker:
             self._by_address[sender] = worker

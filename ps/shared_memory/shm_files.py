@@ -61,7 +61,7 @@ class Claim:
         _CLAIMS.add(self)
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         return self._release.alive
 
     def release(self) -> None:
@@ -72,7 +72,7 @@ class Claim:
 def _disown() -> None:
     """Close all claims in a forked child, which owns none of them."""
     for claim in _CLAIMS:
-        if claim.held:
+        if claim.is_held:
             os.close(claim.fd)
             claim.fd = -1
 
@@ -90,13 +90,13 @@ def _release(path: Path, fd: int, owner: int) -> None:
 
 
 @contextlib.contextmanager
-def temporary_folder(what: str) -> Iterator[Path]:
-    """An empty folder for `what`, among the temporary files, while the context lasts.
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """An empty folder for a `purpose`, among the temporary files, while the context lasts.
 
     If this process is killed, the next one that creates such a folder removes it.
     """
     root = Path(tempfile.gettempdir())
-    with _claimed_folder(root / f"{_PREFIX}kept-{what}-{secrets.token_hex(16)}") as path:
+    with _claim_folder(root / f"{_PREFIX}kept-{purpose}-{secrets.token_hex(16)}") as path:
         yield path
 
 
@@ -106,7 +106,7 @@ def ray_folder() -> Iterator[Path]:
 
     Its path is short enough for the Unix sockets that Ray creates in it.
     """
-    with _claimed_folder(_ray_root() / f"{_PREFIX}ray-{secrets.token_hex(4)}") as path:
+    with _claim_folder(_ray_root() / f"{_PREFIX}ray-{secrets.token_hex(4)}") as path:
         yield path
 
 
@@ -123,7 +123,7 @@ def _ray_root() -> Path:
 
 
 @contextlib.contextmanager
-def _claimed_folder(path: Path) -> Iterator[Path]:
+def _claim_folder(path: Path) -> Iterator[Path]:
     sweep(path.parent)
     claim = Claim(path, folder=True)
     try:
@@ -138,7 +138,7 @@ def memory_path(job: str) -> Path:
 
 
 def is_memory(job: str, name: str) -> bool:
-    """Whether `name` is a valid name of a segment of `job`."""
+    """Return whether `name` is a valid name of a segment of `job`."""
     return name.startswith(f"{job_prefix(job)}memory-") and bool(_OURS.fullmatch(name))
 
 
@@ -148,7 +148,7 @@ def unix_socket_path(job: str, shard: int, port: str) -> Path:
 
 
 def owner_is_gone(fd: int) -> bool:
-    """Whether the owner of the file open as `fd` has ended; `fd` must not be the owner's own."""
+    """Return whether the owner of the file open as `fd` has ended; `fd` must not be the owner's."""
     gone = _try_lock(fd)
     if gone:
         fcntl.flock(fd, fcntl.LOCK_UN)
@@ -193,7 +193,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    """Whether `path` is still the file open as `fd`: the name may have been reused since."""
+    """Return whether `path` is still the file open as `fd`: the name may have been reused since."""
     return os.path.samestat(path.lstat(), os.fstat(fd))
 
 

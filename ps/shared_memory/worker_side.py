@@ -37,10 +37,10 @@ class WorkerSide:
         self.buffers = SharedBuffers(floats, self._segment)
 
     def shares_with(self, shard: int) -> bool:
-        """Whether this worker and `shard` have proved that they see each other's memory."""
+        """Return whether this worker and `shard` have proved that they see each other's memory."""
         return shard in self._lenders
 
-    def placed(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+    def place(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         """`array` if it is in the segment, else a copy that is.
 
         Returns `array` itself if no shard shares memory, it does not fit, or there is no room.
@@ -55,10 +55,10 @@ class WorkerSide:
         copy[:] = array
         return copy
 
-    def placed_tables(self, gradients: Gradients, layout: Layout) -> Gradients:
+    def place_tables(self, gradients: Gradients, layout: Layout) -> Gradients:
         """A gradient for each of some tables; copied into one array unless all are in the segment.
 
-        Returns `gradients` itself where `placed` returns its argument.
+        Returns `gradients` itself where `place` returns its argument.
         """
         if not self._lenders or all(array in self._segment for array in gradients.values()):
             return gradients
@@ -78,9 +78,11 @@ class WorkerSide:
         if len(self._lenders) < len(frames):
             return None
         parts = [[np.frombuffer(frame, np.uint8) for frame in of_shard] for of_shard in frames]
-        places = [self._lenders[shard][0].tile(own) for shard, own in enumerate(parts)]
-        tiles = [place for place in places if place is not None]
-        if len(tiles) < len(places):
+        pieces = [
+            self._lenders[shard][0].tile(shard_parts) for shard, shard_parts in enumerate(parts)
+        ]
+        tiles = [tile for tile in pieces if tile is not None]
+        if len(tiles) < len(pieces):
             return None
         if len(parts) == 1 and len(parts[0]) == 1:
             return parts[0][0].view(np.float32)
@@ -99,17 +101,17 @@ class WorkerSide:
         if shard not in self._lenders:
             return wire_format.enclose(messages)
         window, borrowed = self._lenders[shard]
-        referring = references.referring(self._segment, messages)
+        referring = references.with_references(self._segment, messages)
         carried = SharedFrames(
             self._segment.nonce,
             window.nonce,
             referring is not None,
             borrowed.seen,
-            borrowed.held,
+            borrowed.loans,
         )
         if referring is None:
             return [handshake.encode(carried), *wire_format.enclose(messages)]
-        return [handshake.encode(carried), *references.enclosed(referring)]
+        return [handshake.encode(carried), *references.enclose(referring)]
 
     def open(self, shard: int, parts: Parts) -> Parts | None:
         """The parts without their note, with references resolved; None if outdated.
@@ -120,7 +122,7 @@ class WorkerSide:
             return parts
         match handshake.decode_from_shard(parts[0]):
             case Accept() as accept:
-                self._accepted(shard, accept)
+                self._on_accept(shard, accept)
             case Decline(reason):
                 self._forget(shard)
                 self.reasons[shard] = reason
@@ -135,7 +137,7 @@ class WorkerSide:
         self._segment.close()
         shm_files.sweep()  # a shard that was killed cannot do it itself
 
-    def _accepted(self, shard: int, accept: Accept) -> None:
+    def _on_accept(self, shard: int, accept: Accept) -> None:
         if accept.read != self._segment.nonce:
             self.reasons[shard] = "the shard sees another segment than ours"
             return
@@ -161,4 +163,4 @@ class WorkerSide:
         window, borrowed = self._lenders[shard]
         if not borrowed.borrow(loan):
             return None
-        return references.looked_up(window, parts, references.Share(borrowed.give_back, loan))
+        return references.resolve(window, parts, references.Share(borrowed.give_back, loan))

@@ -36,7 +36,7 @@ _TICK_S = 1e-3  # the least time between two snapshots, even if the clock was se
 
 
 class Retention(msgspec.Struct, frozen=True, metaclass=NamedFields):
-    """How many snapshots to keep, and for how many seconds; None is no limit.
+    """The number of snapshots to keep, and for how many seconds; None is no limit.
 
     The newest is always kept.
     """
@@ -49,10 +49,10 @@ class Retention(msgspec.Struct, frozen=True, metaclass=NamedFields):
             count = argument_checks.whole("retention: count", self.count, 1)
             structs.force_setattr(self, "count", count)
         if self.seconds is not None:
-            what, expected = "retention: seconds", "more than 0 s, and finite"
-            seconds = argument_checks.number(what, self.seconds, expected=expected)
+            argument, expected = "retention: seconds", "more than 0 s, and finite"
+            seconds = argument_checks.number(argument, self.seconds, expected=expected)
             if not seconds > 0:
-                raise argument_checks.wrong(what, expected, seconds)
+                raise argument_checks.wrong(argument, expected, seconds)
             structs.force_setattr(self, "seconds", seconds)
 
 
@@ -60,7 +60,7 @@ EVERYTHING = Retention()
 
 
 class SnapshotStatus(StrEnum):
-    """Whether a snapshot has a manifest, none (as while it is being written), or a bad one."""
+    """The state of a snapshot: with a manifest, none (while it is written), or a bad one."""
 
     WHOLE = "whole"
     INCOMPLETE = "incomplete"
@@ -94,15 +94,15 @@ class LoadedSnapshot(msgspec.Struct, frozen=True):
 class SnapshotCatalog:
     """The snapshots at a place, a path or URI."""
 
-    def __init__(self, place: Place | Store, keep: Retention = EVERYTHING) -> None:
-        """Does not access the place yet. Raises BadInput if `place` is not a valid path or URI."""
-        self.store = open_store(place) if isinstance(place, Place) else place
+    def __init__(self, location: Place | Store, keep: Retention = EVERYTHING) -> None:
+        """Does not access the store yet. Raises BadInput if `location` is invalid."""
+        self.store = open_store(location) if isinstance(location, Place) else location
         self._keep = keep
         self._newest: tuple[str, float] | None = None
         self.untidy = ""  # why the last `save` could not remove old snapshots
 
     def __contains__(self, name: str) -> bool:
-        with self._reached():
+        with self._reach_store():
             return MANIFEST in self.store.below(name).names()
 
     def check_writable(self) -> None:
@@ -113,11 +113,11 @@ class SnapshotCatalog:
         """
         if not isinstance(self.store, LocalStore):
             return
-        made = not self.store.path.exists()
+        is_new = not self.store.path.exists()
         try:
             self.store.put(_PROBE, ())
             self.store.remove(_PROBE)
-            if made:
+            if is_new:
                 self.store.drop()
         except OSError as error:
             raise place_error(f"snapshots {self.store.place}: cannot be written", error) from None
@@ -213,15 +213,15 @@ class SnapshotCatalog:
             if entry.state is SnapshotStatus.INCOMPLETE:
                 sweep(self.store.below(entry.name))
         whole = [entry for entry in entries if entry.manifest is not None]
-        for entry in _unwanted(whole, self._keep, time.time()):
+        for entry in _find_expired(whole, self._keep, time.time()):
             discard(self.store.below(entry.name))
 
     def _names(self) -> list[str]:
-        with self._reached():
+        with self._reach_store():
             return [name for name in self.store.names() if name.isdecimal()]
 
     @contextmanager
-    def _reached(self) -> Iterator[None]:
+    def _reach_store(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -251,7 +251,7 @@ def _age(entry: CatalogEntry) -> tuple[float, int]:
     return entry.manifest.taken_at if entry.manifest else 0.0, int(entry.name)
 
 
-def _unwanted(whole: Sequence[CatalogEntry], keep: Retention, now: float) -> list[CatalogEntry]:
+def _find_expired(whole: Sequence[CatalogEntry], keep: Retention, now: float) -> list[CatalogEntry]:
     """The snapshots to remove, of a list in ascending order of time; never the last."""
     surplus = len(whole) - keep.count if keep.count is not None else 0
     out: list[CatalogEntry] = []

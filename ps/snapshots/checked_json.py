@@ -32,12 +32,12 @@ def decode(content: bytes, kind: type[T], *, required: bool = False, dec_hook: A
     check = plain.pop(CHECK, None)
     # Convert first: its error says more about an edited file than a wrong checksum.
     value = msgspec.convert(plain, kind, str_keys=True, dec_hook=dec_hook)
-    found = _check(plain)
+    actual = _check(plain)
     if check is None and required:
         raise BadInput(f"expected a field `{CHECK}`, its checksum, got none")
-    if check is not None and check != found:
+    if check is not None and check != actual:
         remedy = "" if required else f"; if it was edited on purpose, remove the field `{CHECK}`"
-        raise BadInput("it is damaged or was edited", expected=f"checksum {found}{remedy}")
+        raise BadInput("it is damaged or was edited", expected=f"checksum {actual}{remedy}")
     return value
 
 

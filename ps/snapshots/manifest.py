@@ -61,7 +61,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def files(self) -> tuple[StateFile, ...]:
         """All files of the snapshot but the manifest."""
-        return (*self.parts, *(kept.part for kept in self.residuals))
+        return (*self.parts, *(residual.part for residual in self.residuals))
 
     @property
     def bytes(self) -> int:
@@ -76,7 +76,7 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 def save_snapshot(
-    place: Place | Store,
+    location: Place | Store,
     states: Sequence[ShardState],
     *,
     layout: Layout,
@@ -86,23 +86,23 @@ def save_snapshot(
     taken_at: float | None = None,
     residuals: Sequence[tuple[str, SavedWorkerState]] = (),
 ) -> Manifest:
-    """Write the states of all shards as the snapshot `place`, a folder's path or URI.
+    """Write the states of all shards as the snapshot `location`, a folder's path or URI.
 
     `taken_at` is a Unix time (default: now). `residuals` are files of workers to include, by their
     names below the parent folder, with their notes (residual_writer.py). Raises GiveUp naming the
     place if it fails.
     """
-    store = _store(place)
+    store = _store(location)
     try:
-        taken = set()
+        names = set()
         with suppress(BadInput):  # files of a damaged manifest need not be kept
-            taken = _named_by_manifest(store)
+            names = _list_files(store)
         parts = tuple(
-            write_state(store, _free_name(f"shard-{shard}", taken), state, shard_map.ranges[shard])
+            write_state(store, _free_name(f"shard-{shard}", names), state, shard_map.ranges[shard])
             for shard, state in enumerate(states)
         )
-        kept = tuple(
-            _taken(store, _free_name(f"worker-{number}", taken), *residual)
+        saved_residuals = tuple(
+            _include_residual(store, _free_name(f"worker-{number}", names), *residual)
             for number, residual in enumerate(residuals)
         )
         manifest = Manifest(
@@ -114,7 +114,7 @@ def save_snapshot(
             taken_at=time.time() if taken_at is None else taken_at,
             aligned=are_aligned(states),
             parts=parts,
-            residuals=kept,
+            residuals=saved_residuals,
             settings=newest_settings(states),
         )
         # Flushed first: a manifest must not survive a power failure without its files.
@@ -131,23 +131,23 @@ def save_snapshot(
     return manifest
 
 
-def load_snapshot(place: Place | Store) -> tuple[Manifest, list[ShardState]]:
+def load_snapshot(location: Place | Store) -> tuple[Manifest, list[ShardState]]:
     """Read a snapshot; raises BadInput naming the file that is missing or damaged."""
-    store = _store(place)
+    store = _store(location)
     manifest = load_manifest(store)
     parts = zip(manifest.parts, manifest.map.ranges, strict=True)
     return manifest, [read_state(store, part, manifest.layout, keys) for part, keys in parts]
 
 
-def load_manifest(place: Place | Store) -> Manifest:
-    """The manifest of the snapshot at `place`; raises BadInput."""
-    store = _store(place)
+def load_manifest(location: Place | Store) -> Manifest:
+    """The manifest of the snapshot at `location`; raises BadInput."""
+    store = _store(location)
     path = f"snapshot {store.place}/{MANIFEST}"
     try:
         content = content_of(store, MANIFEST, _MAX_MANIFEST_BYTES)
-        found = msgspec.json.decode(content, type=_Format).format
-        if found != FORMAT:
-            raise BadInput(f"expected format {FORMAT}, got {found}")
+        format_number = msgspec.json.decode(content, type=_Format).format
+        if format_number != FORMAT:
+            raise BadInput(f"expected format {FORMAT}, got {format_number}")
         manifest = checked_json.decode(content, Manifest, required=True)
         _check_parts(manifest)
     except OSError as error:
@@ -168,9 +168,9 @@ def _check_parts(manifest: Manifest) -> None:
             raise BadInput(quote(part.file), expected=f"at least {least} bytes", got=part.bytes)
 
 
-def damage(place: Place | Store) -> Iterator[str]:
+def damage(location: Place | Store) -> Iterator[str]:
     """Read all of a snapshot; yields a line for each file that is damaged."""
-    store = _store(place)
+    store = _store(location)
     try:
         manifest = load_manifest(store)
     except BadInput as error:
@@ -180,7 +180,7 @@ def damage(place: Place | Store) -> Iterator[str]:
         partial(read_state, store, part, manifest.layout, keys)
         for part, keys in zip(manifest.parts, manifest.map.ranges, strict=True)
     ]
-    reads += [partial(read_worker_state, store, kept) for kept in manifest.residuals]
+    reads += [partial(read_worker_state, store, residual) for residual in manifest.residuals]
     for read in reads:
         try:
             read()
@@ -194,9 +194,9 @@ def sweep(store: Store) -> None:
     Files that Downpour would not have written stay. Raises OSError, and BadInput for a damaged
     manifest, in which case nothing is removed.
     """
-    kept = _named_by_manifest(store)
+    names = _list_files(store)
     for name in store.names():
-        if _OURS.fullmatch(name) and name not in kept:
+        if _OURS.fullmatch(name) and name not in names:
             store.remove(name)
     store.drop()
 
@@ -209,31 +209,33 @@ def discard(store: Store) -> None:
 
 
 def are_aligned(states: Sequence[ShardState]) -> bool:
-    """Whether all shards hold the same pushes of every worker."""
+    """Return whether all shards hold the same pushes of every worker."""
     seen = [
         {name: (entry.incarnation, entry.seq) for name, entry in state.saved.ledger.entries.items()}
         for state in states
     ]
-    return all(one == seen[0] for one in seen)
+    return all(pushes == seen[0] for pushes in seen)
 
 
-def _store(place: Place | Store) -> Store:
-    return open_store(place) if isinstance(place, Place) else place
+def _store(location: Place | Store) -> Store:
+    return open_store(location) if isinstance(location, Place) else location
 
 
-def _named_by_manifest(store: Store) -> set[str]:
+def _list_files(store: Store) -> set[str]:
     """The names of the manifest and the files that it names; empty if there is none."""
     if MANIFEST not in store.names():
         return set()
     return {MANIFEST} | {part.file for part in load_manifest(store).files}
 
 
-def _free_name(what: str, taken: set[str]) -> str:
-    first, second = f"{what}.safetensors", f"{what}.2.safetensors"
-    return second if first in taken else first
+def _free_name(stem: str, names: set[str]) -> str:
+    first, second = f"{stem}.safetensors", f"{stem}.2.safetensors"
+    return second if first in names else first
 
 
-def _taken(store: Store, name: str, file: str, kept: SavedWorkerState) -> SavedWorkerState:
+def _include_residual(
+    store: Store, name: str, file: str, residual: SavedWorkerState
+) -> SavedWorkerState:
     """Include a worker's file in this snapshot."""
     store.take(name, file)
-    return msgspec.structs.replace(kept, part=msgspec.structs.replace(kept.part, file=name))
+    return msgspec.structs.replace(residual, part=msgspec.structs.replace(residual.part, file=name))

@@ -10,20 +10,20 @@ from shards.errors import BadInput
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
-def check_private(path: Path, what: str) -> None:
+def check_private(path: Path, label: str) -> None:
     """Raise BadInput unless `path` is this user's file and no other user may read or write it."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
-        raise BadInput(f"{what}: {path}: {error.strerror}") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise BadInput(f"{what}: {path}", expected="a file", got="something else")
-    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
-        mode = stat.S_IMODE(found.st_mode)
+        raise BadInput(f"{label}: {path}: {error.strerror}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise BadInput(f"{label}: {path}", expected="a file", got="something else")
+    if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
+        mode = stat.S_IMODE(status.st_mode)
         raise BadInput(
-            f"{what}: {path}",
+            f"{label}: {path}",
             expected="a file of yours of mode 600",
-            got=f"one of mode {mode:03o} of user {found.st_uid}: chmod 600 {path}",
+            got=f"one of mode {mode:03o} of user {status.st_uid}: chmod 600 {path}",
         )
 
 

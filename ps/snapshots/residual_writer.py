@@ -61,16 +61,16 @@ class _ResidualRequest(msgspec.Struct, frozen=True):
 
 
 class ResidualWriter:
-    """Writes one worker's states next to the snapshots at `place`, in a thread of its own.
+    """Writes one worker's states next to the snapshots at `uri`, in a thread of its own.
 
     `requested` says whether a snapshot waits for the present state: call `write` then.
     """
 
-    def __init__(self, place: Place, job: str, worker: str, incarnation: int) -> None:
-        """Raises BadInput if `place` is not a path or URI of a store."""
+    def __init__(self, uri: Place, job: str, worker: str, incarnation: int) -> None:
+        """Raises BadInput if `uri` is not a path or URI of a store."""
         self.failure = ""
         self.requested = False
-        self._store = open_store(place).below(FOLDER)
+        self._store = open_store(uri).below(FOLDER)
         self._worker, self._incarnation = worker, incarnation
         self._logger = logger(__name__, job=job, worker=worker)
         self._seq = 0  # of the last state to keep
@@ -92,21 +92,21 @@ class ResidualWriter:
     def _run(self) -> None:
         while True:
             try:
-                kept = self._states.get(timeout=_WORKER_POLL_S)
+                pending = self._states.get(timeout=_WORKER_POLL_S)
             except Empty:
                 self.requested = self._is_requested()
                 continue
-            if kept is None:
+            if pending is None:
                 return
             try:
-                self._write(*kept)
+                self._write(*pending)
             except OSError as error:
                 self._fail(error)
 
     def _is_requested(self) -> bool:
         try:
             content = content_of(self._store, _WANTED, _MAX_NOTE_BYTES)
-            wanted = checked_json.decode(content, _ResidualRequest, required=True).workers
+            requested = checked_json.decode(content, _ResidualRequest, required=True).workers
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -114,7 +114,7 @@ class ResidualWriter:
             return False
         except (BadInput, *UNDECODABLE):  # it is being written
             return False
-        incarnation, seq = wanted.get(self._worker, (-1, 0))
+        incarnation, seq = requested.get(self._worker, (-1, 0))
         return incarnation == self._incarnation and seq > self._seq
 
     def _fail(self, error: OSError) -> None:
@@ -125,8 +125,8 @@ class ResidualWriter:
 
     def _write(self, state: WorkerState, arrays: Arrays) -> None:
         name = _name(state)
-        kept = write_worker_state(self._store, name + _ARRAYS, state, arrays)
-        self._store.put(name + _NOTE, [checked_json.encode(kept)])
+        note = write_worker_state(self._store, name + _ARRAYS, state, arrays)
+        self._store.put(name + _NOTE, [checked_json.encode(note)])
         self._written = [*(old for old in self._written if old != name), name]
         with suppress(OSError):
             for old in self._written[:-2]:
@@ -134,24 +134,24 @@ class ResidualWriter:
         self._written = self._written[-2:]
 
 
-def awaited(states: Sequence[ShardState]) -> dict[str, tuple[int, int]]:
+def find_residuals(states: Sequence[ShardState]) -> dict[str, tuple[int, int]]:
     """The residuals that belong to these states: each worker's incarnation and last applied push.
 
     A worker that has pushed nothing has no residual.
     """
     ledgers = [state.saved.ledger.entries for state in states]
     everywhere = set(ledgers[0]).intersection(*ledgers)
-    wanted = {}
+    residuals = {}
     for worker in sorted(everywhere):
         incarnations = {entries[worker].incarnation for entries in ledgers}
         seq = min(entries[worker].seq for entries in ledgers)
         if seq and len(incarnations) == 1:
-            wanted[worker] = incarnations.pop(), seq
-    return wanted
+            residuals[worker] = incarnations.pop(), seq
+    return residuals
 
 
-def gathered(
-    snapshots: Store, wanted: Mapping[str, tuple[int, int]], patience_s: float
+def gather_residuals(
+    snapshots: Store, expected: Mapping[str, tuple[int, int]], patience_s: float
 ) -> tuple[list[tuple[str, SavedWorkerState]], list[str]]:
     """Collect the residuals that `awaited` names; asks for them and waits at most `patience_s` s.
 
@@ -160,17 +160,17 @@ def gathered(
     """
     store = snapshots.below(FOLDER)
     if patience_s > 0:
-        store.put(_WANTED, [checked_json.encode(_ResidualRequest(dict(wanted)))])
+        store.put(_WANTED, [checked_json.encode(_ResidualRequest(dict(expected)))])
     until = time.monotonic() + patience_s
     while True:
-        found: dict[str, tuple[str, SavedWorkerState]] = {}
+        residuals: dict[str, tuple[str, SavedWorkerState]] = {}
         for name in store.names():
-            kept = _note(store, name) if name.endswith(_NOTE) else None
-            if kept is not None and _fits(kept, wanted.get(kept.worker)):
-                found[kept.worker] = f"{FOLDER}/{kept.part.file}", kept
-        missing = [worker for worker in wanted if worker not in found]
+            note = _note(store, name) if name.endswith(_NOTE) else None
+            if note is not None and _fits(note, expected.get(note.worker)):
+                residuals[note.worker] = f"{FOLDER}/{note.part.file}", note
+        missing = [worker for worker in expected if worker not in residuals]
         if not missing or time.monotonic() >= until:
-            return [found[worker] for worker in sorted(found)], missing
+            return [residuals[worker] for worker in sorted(residuals)], missing
         time.sleep(_POLL_S)
 
 
@@ -189,17 +189,17 @@ def saved_residual(snapshot: Place, worker: str) -> tuple[WorkerState, Arrays] |
     Raises BadInput if they cannot be read, or are damaged.
     """
     store = open_store(snapshot)
-    for kept in load_manifest(store).residuals:
-        if kept.worker == worker:
-            return read_worker_state(store, kept)
+    for residual in load_manifest(store).residuals:
+        if residual.worker == worker:
+            return read_worker_state(store, residual)
     return None
 
 
-def _fits(kept: SavedWorkerState, wanted: tuple[int, int] | None) -> bool:
-    if wanted is None:
+def _fits(note: SavedWorkerState, expected: tuple[int, int] | None) -> bool:
+    if expected is None:
         return False
-    incarnation, seq = wanted
-    return kept.incarnation == incarnation and kept.seq >= seq
+    incarnation, seq = expected
+    return note.incarnation == incarnation and note.seq >= seq
 
 
 def _name(state: WorkerState | SavedWorkerState) -> str:
@@ -211,11 +211,11 @@ def _note(store: Store, name: str) -> SavedWorkerState | None:
     """A note; None if it is gone or incomplete, or does not match the file next to it."""
     try:
         content = content_of(store, name, _MAX_NOTE_BYTES)
-        kept = checked_json.decode(content, SavedWorkerState, required=True)
-        arrays = _name(kept) + _ARRAYS
-        if (name, kept.part.file) != (_name(kept) + _NOTE, arrays):
+        note = checked_json.decode(content, SavedWorkerState, required=True)
+        arrays = _name(note) + _ARRAYS
+        if (name, note.part.file) != (_name(note) + _NOTE, arrays):
             return None
-        return kept if store.size(arrays) == kept.part.bytes else None
+        return note if store.size(arrays) == note.part.bytes else None
     except (OSError, BadInput, *UNDECODABLE):
         return None
 

@@ -14,16 +14,18 @@ from ps.snapshots.worker_state import NO_STATE, Arrays, OwnState, WorkerState, l
 from shards.errors import BadInput
 
 
-def feedback_of(session: Session, what: str) -> ErrorFeedback:
-    """The session's error feedback; raises BadInput naming `what` if pushes are not compressed."""
+def feedback_of(session: Session, label: str) -> ErrorFeedback:
+    """The session's error feedback; raises BadInput naming `label` if pushes are not compressed."""
     if session.encoder.feedback is None:
-        raise BadInput(what, expected="compressed pushes, which leave a residual", got="none")
+        raise BadInput(label, expected="compressed pushes, which leave a residual", got="none")
     return session.encoder.feedback
 
 
-def state_of(session: Session, step: int, clock: int, own: OwnState = NO_STATE) -> WorkerState:
+def state_of(
+    session: Session, step: int, clock: int, driver_state: OwnState = NO_STATE
+) -> WorkerState:
     """The worker state of this session, at its driver's `step` and `clock`, with its own state."""
-    pushes = {name: one.push for name, one in session.encoder.compression.items()}
+    pushes = {name: compression.push for name, compression in session.encoder.compression.items()}
     return WorkerState(
         worker=session.worker,
         incarnation=session.incarnation,
@@ -32,11 +34,11 @@ def state_of(session: Session, step: int, clock: int, own: OwnState = NO_STATE) 
         seq=session.seq,
         step=step,
         clock=clock,
-        own=own.values,
+        own=driver_state.values,
     )
 
 
-def loaded(path: Path, session: Session) -> tuple[WorkerState, Arrays]:
+def load(path: Path, session: Session) -> tuple[WorkerState, Arrays]:
     """Load the file of an earlier process; raises BadInput if damaged or another worker's."""
     feedback_of(session, "restore")
     state, arrays = load_state(path)
@@ -44,17 +46,19 @@ def loaded(path: Path, session: Session) -> tuple[WorkerState, Arrays]:
     return state, arrays
 
 
-def check(state: WorkerState, session: Session, what: str) -> None:
-    """Raise BadInput naming `what` unless `state` is of this session's worker."""
-    state.check(state_of(session, 0, 0), what)
+def check(state: WorkerState, session: Session, label: str) -> None:
+    """Raise BadInput naming `label` unless `state` is of this session's worker."""
+    state.check(state_of(session, 0, 0), label)
 
 
-def copied(session: Session, step: int, clock: int, own: OwnState) -> tuple[WorkerState, Arrays]:
+def copy_state(
+    session: Session, step: int, clock: int, driver_state: OwnState
+) -> tuple[WorkerState, Arrays]:
     """This worker's present state, with its driver's; the arrays of the residual are copies."""
     feedback = session.encoder.feedback
     residual = feedback.state() if feedback is not None else {}
     arrays = {name: array.copy() for name, array in residual.items()}
-    return state_of(session, step, clock, own), {**arrays, **own.named()}
+    return state_of(session, step, clock, driver_state), {**arrays, **driver_state.name_arrays()}
 
 
 def restore(session: Session, state: WorkerState, arrays: Arrays) -> None:

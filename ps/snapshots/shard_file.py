@@ -98,7 +98,7 @@ def read_state(store: Store, part: StateFile, layout: Layout, keys: KeyRange) ->
     Raises BadInput naming the file if it is damaged or another shard's, and the chunk if its
     checksum is wrong.
     """
-    with _expected(store, part):
+    with _naming_file(store, part):
         metadata, arrays = read_arrays(store, part)
         owned = msgspec.json.decode(metadata, type=_Owned)
         if owned.keys != keys or owned.saved.version != part.version:
@@ -106,11 +106,11 @@ def read_state(store: Store, part: StateFile, layout: Layout, keys: KeyRange) ->
                 f"that of keys {owned.keys} at version {owned.saved.version} where the"
                 f" manifest has keys {keys} at version {part.version}"
             )
-        for one in layout.sections(keys):
-            for what, array in of_table(arrays, one.table).items():
-                if len(array) != len(one.keys):
-                    name = array_name(one.table, what)
-                    raise ValueError(f"{name} of {len(array)} values for {len(one.keys)} keys")
+        for section in layout.sections(keys):
+            for slot, array in of_table(arrays, section.table).items():
+                if len(array) != len(section.keys):
+                    name = array_name(section.table, slot)
+                    raise ValueError(f"{name} of {len(array)} values for {len(section.keys)} keys")
     return ShardState(owned.saved, arrays)
 
 
@@ -118,7 +118,7 @@ def read_arrays(store: Store, part: StateFile) -> tuple[str, Arrays]:
     """Read the metadata text and the arrays of `write_arrays`. Raises as `read_state` does."""
     content = _read(store, part).data.toreadonly()
     size = int.from_bytes(content[:_LENGTH_BYTES], "little")
-    with _expected(store, part):
+    with _naming_file(store, part):
         header = msgspec.json.decode(content[_LENGTH_BYTES:][:size], type=dict[str, msgspec.Raw])
         metadata = msgspec.json.decode(header.pop(_METADATA), type=dict[str, str])
         data = content[_LENGTH_BYTES + size :]
@@ -130,7 +130,7 @@ def read_arrays(store: Store, part: StateFile) -> tuple[str, Arrays]:
 
 
 @contextmanager
-def _expected(store: Store, part: StateFile) -> Iterator[None]:
+def _naming_file(store: Store, part: StateFile) -> Iterator[None]:
     """Turn decoding errors into BadInput that names the file."""
     try:
         yield
@@ -231,9 +231,9 @@ def _read(store: Store, part: StateFile) -> NDArray[np.uint8]:
     """Read and check the whole file; raises BadInput naming the file and what is wrong."""
     path = _path(store, part)
     try:
-        found = store.size(part.file)
-        if found != part.bytes:
-            raise BadInput(path, expected=f"{part.bytes} bytes", got=found)
+        size = store.size(part.file)
+        if size != part.bytes:
+            raise BadInput(path, expected=f"{part.bytes} bytes", got=size)
         with store.open(part.file) as file:
             return _fill(file, part, path)
     except OSError as error:

@@ -38,7 +38,7 @@ Arrays = Mapping[str, NDArray[np.float32]]
 
 
 class OwnState(msgspec.Struct, frozen=True):
-    """What a worker's driver keeps between pushes, besides the residual.
+    """State that a worker's driver keeps between pushes, besides the residual.
 
     `arrays` are flat float32 by name, and must not change any more. `values` are numbers and texts.
     """
@@ -46,7 +46,7 @@ class OwnState(msgspec.Struct, frozen=True):
     arrays: Arrays = {}
     values: dict[str, Any] = {}
 
-    def named(self) -> Arrays:
+    def name_arrays(self) -> Arrays:
         """The arrays by their names in a file."""
         return {array_name(_OWN, name): array for name, array in self.arrays.items()}
 
@@ -74,15 +74,17 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     def own_state(self, arrays: Arrays) -> OwnState:
         """The driver's state, out of the arrays that were saved with this."""
         prefix = array_name(_OWN, "")
-        own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-        return OwnState(own, self.own)
+        driver_arrays = {
+            n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)
+        }
+        return OwnState(driver_arrays, self.own)
 
-    def check(self, own: "WorkerState", what: str) -> None:
-        """Raise BadInput naming `what` unless this is a state of the worker that has `own` now."""
+    def check(self, present: "WorkerState", label: str) -> None:
+        """Raise BadInput naming `label` unless this is a state of the worker in `present`."""
         for field in ("worker", "floats", "push"):
-            expected, got = getattr(own, field), getattr(self, field)
+            expected, got = getattr(present, field), getattr(self, field)
             if expected != got:
-                raise BadInput(f"{what}: {field}", expected=expected, got=got)
+                raise BadInput(f"{label}: {field}", expected=expected, got=got)
 
 
 class SavedWorkerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,18 +109,18 @@ def write_worker_state(
     )
 
 
-def read_worker_state(store: Store, kept: SavedWorkerState) -> tuple[WorkerState, Arrays]:
+def read_worker_state(store: Store, note: SavedWorkerState) -> tuple[WorkerState, Arrays]:
     """Read and check a state; raises BadInput naming the file if damaged or another worker's."""
-    metadata, arrays = read_arrays(store, kept.part)
-    what = f"worker state {store.place}/{kept.part.file}"
+    metadata, arrays = read_arrays(store, note.part)
+    label = f"worker state {store.place}/{note.part.file}"
     try:
         state = msgspec.json.decode(metadata, type=WorkerState)
     except UNDECODABLE as error:
-        raise BadInput(f"{what}: {error}") from None
+        raise BadInput(f"{label}: {error}") from None
     for field in ("worker", "incarnation", "seq"):
-        expected, got = getattr(kept, field), getattr(state, field)
+        expected, got = getattr(note, field), getattr(state, field)
         if expected != got:
-            raise BadInput(f"{what}: {field}", expected=quote(expected), got=quote(got))
+            raise BadInput(f"{label}: {field}", expected=quote(expected), got=quote(got))
     return state, arrays
 
 

@@ -56,7 +56,7 @@ def check_listen(bind: str, ports: Sequence[int]) -> None:
                     raise BadInput(_why_not(bind, port, error.errno or 0)) from None
 
 
-def numeric(what: str, host: str) -> str:
+def numeric(argument: str, host: str) -> str:
     """A host to listen on, as ZeroMQ takes it: names are resolved. Raises BadInput."""
     try:
         ip_address(host.strip("[]"))
@@ -67,7 +67,7 @@ def numeric(what: str, host: str) -> str:
             return socket.gethostbyname(host)
         except OSError:
             raise BadInput(
-                what,
+                argument,
                 expected="an address of this machine, or 0.0.0.0 for all",
                 got=f"{host!r}, which does not resolve",
             ) from None
@@ -90,7 +90,7 @@ HOST_NAME = socket.gethostname()[:128]
 
 
 def on_this_host(host: str) -> bool:
-    """Whether only this host's own processes can reach a server that listens on `host`.
+    """Return whether only this host's own processes can reach a server that listens on `host`.
 
     The only name that counts is localhost, because any other may resolve to any address.
     """
@@ -101,7 +101,7 @@ def on_this_host(host: str) -> bool:
 
 
 def is_private(endpoint: str) -> bool:
-    """Whether only this host's processes can reach a server at this ZeroMQ address."""
+    """Return whether only this host's processes can reach a server at this ZeroMQ address."""
     kind, _, rest = endpoint.partition("://")
     return kind == "ipc" or on_this_host(rest.rpartition(":")[0])
 

@@ -166,9 +166,9 @@ class ClusterConnection:
             self.torn = True  # until the shards that the links now lead to have been greeted
             moved, renewed = self.links.changes()
             for shard in moved:
-                self.send(self.session.moved(shard, time.monotonic()))
+                self.send(self.session.greet_new_primary(shard, time.monotonic()))
             for shard in renewed:
-                self.send(self.session.renewed(shard, time.monotonic()))
+                self.send(self.session.resume_link(shard, time.monotonic()))
             self.torn = False
         while self._renewal is not None and self._renewal.refusals:
             self.torn = True

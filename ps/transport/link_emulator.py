@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from errno import EAGAIN, EINPROGRESS
 from itertools import count
 
-from ps.security.keys import address_of, pinned
+from ps.security.keys import address_of, pin_key
 from ps.transport.link_model import Lane, LinkModel, LinkStream
 from shards.errors import BadInput
 
@@ -43,7 +43,7 @@ class LinkEmulator:
         local = [f"tcp://127.0.0.1:{listener.getsockname()[1]}" for listener in self._listeners]
         # The emulator forwards encrypted bytes unread, so clients still expect the shard's own key.
         self.endpoints = tuple(
-            pinned(near, far.key) if far.key else near
+            pin_key(near, far.key) if far.key else near
             for near, far in zip(local, whole, strict=True)
         )
         for listener in self._listeners:
@@ -113,14 +113,14 @@ class LinkEmulator:
 
     def _accept(self, listener: socket.socket, address: "_Address") -> "list[_Pipe]":
         """Both directions of a new connection; none when the shard cannot be reached."""
-        family, place = address
+        family, target = address
         near, _ = listener.accept()
         far = socket.socket(family)
         for end in (near, far):
             end.setblocking(False)
             if end.family == socket.AF_INET:
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if far.connect_ex(place) not in _CONNECTING:
+        if far.connect_ex(target) not in _CONNECTING:
             near.close()
             far.close()
             return []
@@ -172,14 +172,14 @@ class _Pipe:
         self._stream = stream
         self._chunk, self._window = model.chunk, model.window
         self._due: deque[tuple[float, memoryview]] = deque()
-        self._held = 0
+        self._waiting_bytes = 0
         self._ended = False
         self._more = False  # more bytes are known to wait in the source
         self._queued = False  # bytes have waited for the line since it last had no room
 
     @property
     def cut_off(self) -> bool:
-        """Whether this direction or the other has closed the connection."""
+        """True if this direction or the other has closed the connection."""
         return self._source.fileno() < 0
 
     def interests(self, now: float) -> Iterator[tuple[int, int]]:
@@ -198,7 +198,7 @@ class _Pipe:
     @property
     def _wants_more(self) -> bool:
         # The peer may read more slowly than the link delivers.
-        return not self._ended and self._held < self._window
+        return not self._ended and self._waiting_bytes < self._window
 
     def take(self, ready: dict[int, int], now: float) -> bool:
         """Read one chunk, if one has arrived and may enter the line; returns whether it did."""
@@ -220,7 +220,7 @@ class _Pipe:
             return False
         due = self._stream.enter(len(read), now, waited=self._queued)
         self._due.append((due, memoryview(read)))
-        self._held += len(read)
+        self._waiting_bytes += len(read)
         self._more = len(read) == self._chunk
         self._queued = self._queued and self._more
         return True
@@ -245,7 +245,7 @@ class _Pipe:
             sent = self._target.send(chunk)
         except BlockingIOError:
             return False
-        self._held -= sent
+        self._waiting_bytes -= sent
         if sent < len(chunk):
             self._due[0] = due, chunk[sent:]
             return False

@@ -106,8 +106,8 @@ def parse_link(text: str) -> LinkModel:
         model = msgspec.convert(fields, LinkModel, strict=False)
     except msgspec.ValidationError as error:
         name = str(error).rpartition("$.")[2].rstrip("`")
-        wanted = f"one of {', '.join(Jitter)}" if name == "shape" else "a whole number"
-        raise BadInput(f"link: {name}", expected=wanted, got=f"{fields[name]!r}") from None
+        expected = f"one of {', '.join(Jitter)}" if name == "shape" else "a whole number"
+        raise BadInput(f"link: {name}", expected=expected, got=f"{fields[name]!r}") from None
     _check(model)
     return model
 
@@ -122,15 +122,15 @@ def link_of(value: object) -> LinkModel | None:
 
 
 def _quantity(part: str, text: str, units: dict[str, float]) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([A-Za-z%]*)", text)
-    if found is None or found[2] not in units:
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([A-Za-z%]*)", text)
+    if match is None or match[2] not in units:
         known = ", ".join(unit for unit in units if unit)
         raise BadInput("link", expected=f"a number with one of {known}", got=f"{part!r}")
-    return float(found[1]) * units[found[2]]
+    return float(match[1]) * units[match[2]]
 
 
 def _check(model: LinkModel) -> None:
-    for what, fits, expected in (
+    for option, fits, expected in (
         ("rtt", model.rtt_s <= _LONGEST_S, f"at most {_LONGEST_S:g} s"),
         ("jitter", model.jitter_s <= _LONGEST_S, f"at most {_LONGEST_S:g} s"),
         ("seed", 0 <= model.seed < 1 << 63, "0 to 2^63 - 1"),
@@ -141,7 +141,7 @@ def _check(model: LinkModel) -> None:
         ("window", model.window <= 1 << 40, "at most 1024 GiB"),
     ):
         if not fits:
-            raise BadInput(f"link: {what}", expected=expected)
+            raise BadInput(f"link: {option}", expected=expected)
 
 
 class Lane:
@@ -199,11 +199,11 @@ class LinkStream:
         self._flying = 0
 
     def may_enter(self, size: int, now: float) -> bool:
-        """Whether window and queue have room for `size` bytes."""
+        """Return whether window and queue have room for `size` bytes."""
         return self._in_window(size, now) and self._lane.room(now) >= size
 
     def must_queue(self, size: int, now: float) -> bool:
-        """Whether `size` bytes fit into the window, and only the line has no room for them."""
+        """Return whether `size` bytes fit into the window, and only the line has no room."""
         return self._in_window(size, now) and self._lane.room(now) < size
 
     def _in_window(self, size: int, now: float) -> bool:
@@ -220,8 +220,8 @@ class LinkStream:
 
     def enter(self, size: int, now: float, *, waited: bool = False) -> float:
         """Send `size` bytes; returns when the last of them comes out. `waited` is as in `leave`."""
-        left = self._lane.leave(size, now, waited)
-        arrives = left + self._delay_s() + self._retransmission_s(size)
+        left_at = self._lane.leave(size, now, waited)
+        arrives = left_at + self._delay_s() + self._retransmission_s(size)
         self._last = max(self._last, arrives)
         self._unacknowledged.append((self._last + self._model.one_way_s, size))
         self._flying += size

@@ -58,13 +58,13 @@ class LinkMonitor:
         self.monitor = watched.get_monitor_socket(_EVENTS)
 
     def has_connected(self) -> bool:
-        """Whether a connection has been made since the last call and now accepts messages."""
+        """Return whether a connection was made since the last call and now accepts messages."""
         self._read_events()
         connected, self._connected = self._connected, False
         return connected
 
     def is_dead(self, now: float) -> bool:
-        """Whether to replace the connection; checks it, and dials if needed."""
+        """Return whether to replace the connection; checks it, and dials if needed."""
         self._read_events()
         if self._peer is None:
             return False  # never connected so far: ZeroMQ keeps trying
@@ -110,10 +110,10 @@ class LinkMonitor:
                     self._descriptor, self._connected = None, False
 
     def _info(self, peer: "_Peer") -> TcpInfo | None:
-        """What the system reports about the connection; None where it has ended."""
+        """The system's report about the connection; None where it has ended."""
         if self._descriptor is None:
             return None
-        with contextlib.suppress(OSError), _borrowed(self._descriptor) as connection:
+        with contextlib.suppress(OSError), _borrow(self._descriptor) as connection:
             if connection.getpeername() == peer.address:  # the descriptor may have been reused
                 return _info_of(connection)
         return None
@@ -125,7 +125,7 @@ class LinkMonitor:
         link.
         """
         if self._descriptor is not None:
-            with contextlib.suppress(OSError), _borrowed(self._descriptor) as connection:
+            with contextlib.suppress(OSError), _borrow(self._descriptor) as connection:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
     def _dial(self, peer: "_Peer") -> None:
@@ -141,7 +141,7 @@ class LinkMonitor:
     def _through(self) -> float | None:
         """The round trip of a dial that is through by now, in seconds; failed dials are dropped."""
         for dial in list(self._dials):
-            if _done(dial):
+            if _is_connected(dial):
                 info = _info_of(dial)
                 self._dials.remove(dial)
                 dial.close()
@@ -163,13 +163,13 @@ def link_monitor_for(watched: "zmq.Socket[bytes]", plain: str) -> LinkMonitor | 
 
 
 @contextlib.contextmanager
-def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+def _borrow(descriptor: int) -> Iterator[socket.socket]:
     """The socket behind one of ZeroMQ's descriptors; raises OSError where there is none."""
-    own = os.dup(descriptor)
+    duplicate = os.dup(descriptor)
     try:
-        borrowed = socket.socket(fileno=own)
+        borrowed = socket.socket(fileno=duplicate)
     except OSError:
-        os.close(own)
+        os.close(duplicate)
         raise
     with borrowed:
         yield borrowed
@@ -184,12 +184,12 @@ def _info_of(connection: socket.socket) -> TcpInfo | None:
 
 
 def _peer_of(descriptor: int) -> _Peer | None:
-    with contextlib.suppress(OSError), _borrowed(descriptor) as connection:
+    with contextlib.suppress(OSError), _borrow(descriptor) as connection:
         return _Peer(connection.family, connection.getpeername())
     return None
 
 
-def _done(dial: socket.socket) -> bool:
+def _is_connected(dial: socket.socket) -> bool:
     waiting = poll()
     waiting.register(dial, POLLOUT)
     return bool(waiting.poll(0))

@@ -52,11 +52,11 @@ def tune_malloc() -> bool:
     Returns whether it was tuned: not with MALLOC_* or GLIBC_TUNABLES in the environment, and only
     with glibc. Memory that was used once is then given back only by a `HeapTrimmer`.
     """
-    return _tuned() is not None
+    return _tune() is not None
 
 
 @cache
-def _tuned() -> ctypes.CDLL | None:
+def _tune() -> ctypes.CDLL | None:
     """The C library after tuning; None where it is left alone."""
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return None
@@ -85,7 +85,7 @@ class HeapTrimmer:
         self._received = self._bytes = self._largest = 0
         self._used: deque[int] = deque(maxlen=_RECENT)
 
-    def received(self, message_bytes: int) -> None:
+    def count_message(self, message_bytes: int) -> None:
         """Count a message; every `_LOOK_EVERY` messages or `_LOOK_BYTES`, check the free memory.
 
         Room is kept for the highest recent use, such as many peers' messages at once, and for two
@@ -97,7 +97,7 @@ class HeapTrimmer:
         if self._received < _LOOK_EVERY and self._bytes < _LOOK_BYTES:
             return
         self._received = self._bytes = 0
-        libc = _tuned()
+        libc = _tune()
         if libc is None:
             return
         now = libc.mallinfo2()

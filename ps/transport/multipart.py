@@ -70,7 +70,7 @@ class Inbox:
         # Whether the next frame begins a message; False after Ctrl-C in the middle of one.
         self._whole = True
 
-    def arrived(self, most: int) -> list[list[zmq.Frame]]:
+    def take_messages(self, most: int) -> list[list[zmq.Frame]]:
         """Up to `most` waiting messages, as their frames; call it when a poller reports some.
 
         The frames of a dropped message are not kept. If it has very many, the next call continues

@@ -31,15 +31,15 @@ class PrimaryResolver:
         self,
         cluster: Cluster,
         context: "zmq.Context[zmq.Socket[bytes]]",
-        own: KeyPair | None = None,
+        keys: KeyPair | None = None,
     ) -> None:
         """Connect to the coordinator; raises BadInput for an invalid address.
 
-        `own` is the key pair with which this process authenticates to a coordinator that pins a key
+        `keys` are those with which this process authenticates to a coordinator that pins a key
         in its address: the operator's, or the token's.
         """
         assert cluster.coordinator is not None, "only replicated shards have primaries to resolve"
-        self._job, self._own, self._coordinator = cluster.job, own, cluster.coordinator
+        self._job, self._key_pair, self._coordinator = cluster.job, keys, cluster.coordinator
         self._question = msgspec.msgpack.encode(LocatePrimaries(cluster.job))
         self._asked_at = -ASK_S
         self.primaries: dict[int, PrimaryInfo] = {}
@@ -53,8 +53,8 @@ class PrimaryResolver:
         ):
             self.socket.setsockopt(option, value)
         plain, key = address_of(cluster.coordinator)
-        if key and own is not None:
-            expect(self.socket, key, own)
+        if key and keys is not None:
+            expect(self.socket, key, keys)
         try:
             self.socket.connect(plain)
         except zmq.ZMQError as error:
@@ -65,7 +65,7 @@ class PrimaryResolver:
 
     def check(self) -> None:
         """Raise GiveUp where the handshake itself fails, because waiting does not help."""
-        if fault := fault_at(self._coordinator, self._own):
+        if fault := fault_at(self._coordinator, self._key_pair):
             raise GiveUp(f"coordinator at {address_of(self._coordinator).plain}: {fault}")
 
     def admit(self, copies: Mapping[int, str]) -> None:
@@ -115,14 +115,14 @@ class PrimaryResolver:
         return present
 
 
-def as_led(cluster: Cluster, own: KeyPair | None, timeout_s: float) -> Cluster | None:
+def as_led(cluster: Cluster, keys: KeyPair | None, timeout_s: float) -> Cluster | None:
     """This cluster with the endpoints of the primaries that serve now.
 
     None when the coordinator does not answer within `timeout_s`; raises GiveUp where it rejects
     this process or fails its own authentication.
     """
     with SocketContext() as context:
-        resolver = PrimaryResolver(cluster, context, own)
+        resolver = PrimaryResolver(cluster, context, keys)
         with resolver.socket:
             if not resolver.poll(timeout_s):
                 resolver.check()

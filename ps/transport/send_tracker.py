@@ -47,13 +47,13 @@ class SendTracker:
         self.sent: dict[tuple[Hashable, int], _Sent] = {}
 
     def in_progress(self, peer: Hashable, request: int) -> bool:
-        """Whether a message of this request to this peer is still leaving."""
+        """Return whether a message of this request to this peer is still leaving."""
         sent = self.sent.get((peer, request))
         return sent is not None and sent.is_leaving(time.monotonic())
 
     def send(
         self,
-        given: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
+        parts: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
         peer: Hashable,
         requests: Sequence[int],
     ) -> None:
@@ -62,15 +62,15 @@ class SendTracker:
         Large frames are not copied, and must not change. Raises what a socket raises.
         """
         total = 0
-        for _, part in given:
-            for one in part:
-                total += memoryview(one).nbytes
+        for _, part in parts:
+            for frame in part:
+                total += memoryview(frame).nbytes
         if total < LARGE_BYTES:
-            for socket, part in given:
+            for socket, part in parts:
                 multipart.send(socket, part, copy=total < _COPIED_BYTES)
             return
         frames: list[weakref.ref[memoryview]] = []
-        for socket, part in given:
+        for socket, part in parts:
             frames += multipart.send_watched(socket, part)
         now = time.monotonic()
         for key, earlier in list(self.sent.items()):

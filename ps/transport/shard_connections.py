@@ -63,14 +63,14 @@ class ShardConnections:
         try:
             credentials = self._credentials(worker, incarnation)
             if credentials is not None:
-                self._own: KeyPair | None = credentials.own
+                self._key_pair: KeyPair | None = credentials.own
             else:
-                self._own = join(cluster, worker, self.endpoints, patience_s, incarnation)
+                self._key_pair = join(cluster, worker, self.endpoints, patience_s, incarnation)
             self.sharing = self._share(gradients)
         except BaseException:
             self.close_slow()
             raise
-        self.links = Links(self.endpoints, self.sharing, self._own, cluster, credentials)
+        self.links = Links(self.endpoints, self.sharing, self._key_pair, cluster, credentials)
 
     def _credentials(self, worker: str, incarnation: int) -> WorkerCredentials | None:
         """The credentials with which links enrol at replicated shards; None where none are
@@ -83,7 +83,7 @@ class ShardConnections:
 
     def more_links(self) -> Links:
         """Further links of the same worker, to the same places; the caller closes them."""
-        return Links(self.links.endpoints, own=self._own)
+        return Links(self.links.endpoints, keys=self._key_pair)
 
     def close(self) -> None:
         """Drop all connections, without leaving the job."""
@@ -99,7 +99,7 @@ class ShardConnections:
 
     @property
     def transports(self) -> tuple[str, ...]:
-        """What carries the arrays to and from each shard: shm, ipc or tcp."""
+        """The transport of the arrays to and from each shard: shm, ipc or tcp."""
         return tuple(
             "shm"
             if self.sharing is not None and self.sharing.shares_with(shard)
@@ -114,8 +114,8 @@ class ShardConnections:
             reason = self.sharing.reasons.get(shard, "no answer") if self.sharing else ""
             raise BadInput(f"transport shm: shard {shard} shares no memory: {reason}")
 
-    def stripe(self, wanted: int | None, patience_s: float) -> None:
-        """Spread TCP traffic over several connections: `wanted`, or as many as the measured link
+    def stripe(self, stripes: int | None, patience_s: float) -> None:
+        """Spread TCP traffic over several connections: `stripes`, or as many as the measured link
         needs.
 
         Call it only while nothing else is outstanding; waits up to `patience_s` for each shard.
@@ -124,9 +124,9 @@ class ShardConnections:
         for shard, endpoint in enumerate(self.endpoints):
             if endpoint.startswith(("tcp:", "curve:")):
                 size = 4 * len(self._cluster.map.ranges[shard])
-                stripes = wanted or self._stripes_for(shard, size, patience_s)
-                self.links.stripe(shard, stripes, size)
-                striped += [shard] * (stripes > 1)
+                count = stripes or self._stripes_for(shard, size, patience_s)
+                self.links.stripe(shard, count, size)
+                striped += [shard] * (count > 1)
         self.links.await_connections(patience_s)
         # A shard takes large parts only from senders that have named the job.
         for shard in striped:

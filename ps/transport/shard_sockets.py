@@ -49,23 +49,22 @@ class Links:
         self,
         endpoints: Sequence[str],
         sharing: WorkerSide | None = None,
-        own: KeyPair | None = None,
+        keys: KeyPair | None = None,
         cluster: Cluster | None = None,
         credentials: WorkerCredentials | None = None,
     ) -> None:
         """Open one link to each of `endpoints`, without waiting for the connections.
 
-        `sharing` lets arrays in shared memory travel as references; its owner closes it. `own` is
-        the key pair for shards with endpoints that pin a key. The coordinator of
-        `cluster`, if it has one, reports where its shards are now; a worker enrols there with its
-        `credentials`. Raises GiveUp if the coordinator rejects this process or
-        fails its own authentication.
+        `sharing` lets arrays in shared memory travel as references; its owner closes it. `keys` are
+        for shards with endpoints that pin a key. The coordinator of `cluster`, if it has one,
+        reports where its shards are now; a worker enrols there with its `credentials`. Raises
+        GiveUp if the coordinator rejects this process or fails its own authentication.
         """
         tune_malloc()
         self._sharing = sharing
         self._surplus = HeapTrimmer()
         self._leaving = SendTracker()
-        self._own = own
+        self._key_pair = keys
         self._context = SocketContext()
         self._poller = zmq.Poller()
         self._sockets: list[zmq.Socket[bytes]] = []
@@ -80,7 +79,7 @@ class Links:
         self._renewed: set[int] = set()
         self._credentials = credentials
         self._joining: dict[int, EnrolmentRequest] = {}
-        self._wanted: dict[int, int] = {}  # connections to open after an enrolment
+        self._deferred_stripes: dict[int, int] = {}  # connections to open after an enrolment
         self._resolver = self._resolver_for(cluster)
         self.endpoints = tuple(self._first_endpoints(endpoints))
         self._stripes: list[list[zmq.Socket[bytes]]] = [[] for _ in self.endpoints]
@@ -106,8 +105,8 @@ class Links:
             socket.setsockopt(option, value)
         plain, key = address_of(endpoint)
         if key:
-            assert self._own is not None, "the owner of links has a key where one is required"
-            expect(socket, key, self._own)
+            assert self._key_pair is not None, "the owner of links has a key where one is required"
+            expect(socket, key, self._key_pair)
         if watched:
             self._watch(shard, socket, plain)
         try:
@@ -145,7 +144,7 @@ class Links:
         if cluster is None or cluster.coordinator is None:
             return None
         resolver = PrimaryResolver(
-            cluster, self._context, self._credentials.token if self._credentials else self._own
+            cluster, self._context, self._credentials.token if self._credentials else self._key_pair
         )
         self._poller.register(resolver.socket, zmq.POLLIN)
         return resolver
@@ -170,10 +169,12 @@ class Links:
             joining = self._joining.get(shard)
             if endpoint == (self.endpoints[shard] if joining is None else joining.endpoint):
                 continue
-            wanted = len(self._stripes[shard]) if joining is None else self._wanted[shard]
+            stripes = (
+                len(self._stripes[shard]) if joining is None else self._deferred_stripes[shard]
+            )
             self._drop(shard, for_good=True)
-            fresh += self._open_links(shard, endpoint, wanted)
-        self._unreached(fresh, _NEW_LINK_S)
+            fresh += self._open_links(shard, endpoint, stripes)
+        self._list_unconnected(fresh, _NEW_LINK_S)
         self._take_greetings()
 
     def _open_links(self, shard: int, endpoint: str, stripes: int) -> list[zmq.Socket[bytes]]:
@@ -186,7 +187,7 @@ class Links:
                 shard, endpoint, self._credentials, self._poller
             )
             self._joining[shard].ask(time.monotonic())
-            self._wanted[shard] = stripes
+            self._deferred_stripes[shard] = stripes
             return []
         return self._redirect(shard, endpoint, stripes)
 
@@ -201,13 +202,14 @@ class Links:
         """Connect to the shards that have accepted our enrolment; raises GiveUp where one rejects
         it.
         """
-        for shard, one in list(self._joining.items()):
-            one.ask(time.monotonic())
-            if one.let_in():
-                one.close()
+        for shard, request in list(self._joining.items()):
+            request.ask(time.monotonic())
+            if request.let_in():
+                request.close()
                 del self._joining[shard]
-                self._unreached(
-                    self._redirect(shard, one.endpoint, self._wanted[shard]), _NEW_LINK_S
+                self._list_unconnected(
+                    self._redirect(shard, request.endpoint, self._deferred_stripes[shard]),
+                    _NEW_LINK_S,
                 )
                 self._take_greetings()
 
@@ -267,10 +269,12 @@ class Links:
         """
         self._gatherer.allow(_ANSWERS * answer_bytes)
         if shard in self._joining:
-            self._wanted[shard] = max(stripes, self._wanted[shard])
+            self._deferred_stripes[shard] = max(stripes, self._deferred_stripes[shard])
             return
-        own = self._stripes[shard]
-        own += [self._connect(shard, self.endpoints[shard]) for _ in range(stripes - len(own))]
+        sockets = self._stripes[shard]
+        sockets += [
+            self._connect(shard, self.endpoints[shard]) for _ in range(stripes - len(sockets))
+        ]
 
     def await_connections(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` seconds until all shards are connected; messages sent before are
@@ -280,10 +284,10 @@ class Links:
         authentication.
         """
         self._await_joining(timeout_s)
-        unreached = self._unreached(self._shard_of, min(timeout_s, _LOOK_AFTER_S))
+        unreached = self._list_unconnected(self._shard_of, min(timeout_s, _LOOK_AFTER_S))
         if unreached:
             self._diagnose(unreached)
-        self._unreached(unreached, timeout_s - _LOOK_AFTER_S)
+        self._list_unconnected(unreached, timeout_s - _LOOK_AFTER_S)
         self._take_greetings()
 
     def _await_joining(self, timeout_s: float) -> None:
@@ -296,9 +300,9 @@ class Links:
         until = time.monotonic() + timeout_s
         while self._joining and (left_s := until - time.monotonic()) > 0:
             list(self.receive(min(_JOINING_POLL_S, left_s)))
-            for shard, one in self._joining.items():
+            for shard, request in self._joining.items():
                 if self._resolver is None or shard not in self._resolver.primaries:
-                    one.check()
+                    request.check()
 
     def _take_greetings(self) -> None:
         """Discard the handshakes so far: a connection made before anything was sent is not a
@@ -307,7 +311,7 @@ class Links:
         for watch in self._watches.values():
             watch.has_connected()
 
-    def _unreached(
+    def _list_unconnected(
         self, sockets: Collection[zmq.Socket[bytes]], timeout_s: float
     ) -> set[zmq.Socket[bytes]]:
         """The sockets that are not connected after `timeout_s` seconds."""
@@ -324,7 +328,7 @@ class Links:
         """Raise GiveUp where the handshake itself fails, because waiting does not help."""
         for shard, stripes in enumerate(self._stripes):
             missing = unreached.intersection(stripes)
-            if missing and (fault := fault_at(self.endpoints[shard], self._own)):
+            if missing and (fault := fault_at(self.endpoints[shard], self._key_pair)):
                 where = address_of(self.endpoints[shard]).plain
                 raise GiveUp(f"shard {shard} at {where}: {fault}")
 
@@ -357,10 +361,10 @@ class Links:
         if sent:
             # The lookup here saves a call for each message, and few are repetitions.
             fresh = [
-                one
-                for one in messages
-                if (shard, one[0].request) not in sent
-                or not self._leaving.in_progress(shard, one[0].request)
+                addressed
+                for addressed in messages
+                if (shard, addressed[0].request) not in sent
+                or not self._leaving.in_progress(shard, addressed[0].request)
             ]
         for start in range(0, len(fresh), wire_format.MAX_TOGETHER):
             together = fresh[start : start + wire_format.MAX_TOGETHER]
@@ -369,18 +373,18 @@ class Links:
             stripes = self._stripes[shard]
             if not stripes:
                 return  # the shard has not accepted our enrolment yet
-            each = [(stripes[0], parts)]
+            outgoing = [(stripes[0], parts)]
             if len(stripes) > 1:
-                each = list(zip(stripes, self._cutter.cut(parts, len(stripes)), strict=True))
+                outgoing = list(zip(stripes, self._cutter.cut(parts, len(stripes)), strict=True))
             try:
-                self._leaving.send(each, shard, [message.request for message, _ in together])
+                self._leaving.send(outgoing, shard, [message.request for message, _ in together])
             except zmq.Again:
                 return  # the messages behind it would fail as well
 
     def receive(
         self, timeout_s: float, at_once: int = _AT_ONCE
     ) -> Iterator[tuple[int, Reply, Sequence[Buffer]]]:
-        """What arrives within `timeout_s`: waits for at least one message, then takes all that
+        """The messages that arrive within `timeout_s`: waits for at least one, then takes all that
         wait, up to `at_once` of each connection.
 
         It may return early with nothing, because a link has moved.
@@ -397,10 +401,10 @@ class Links:
             shard = self._shard_of.get(socket)
             if shard is None:  # the resolver, a monitor, or a link that has just been redirected
                 continue
-            for came in self._inboxes[socket].arrived(at_once):
-                self._surplus.received(sum(map(len, came)))
-                for reply, own in self._read(shard, multipart.views(came)):
-                    yield shard, reply, own
+            for came in self._inboxes[socket].take_messages(at_once):
+                self._surplus.count_message(sum(map(len, came)))
+                for reply, payload in self._read(shard, multipart.views(came)):
+                    yield shard, reply, payload
 
     def _await(self, timeout_s: float) -> list[tuple[zmq.Socket[bytes], int]]:
         """The sockets that can be read within `timeout_s`; perhaps none, if a link was renewed."""
@@ -427,15 +431,19 @@ class Links:
                 self._renewing.add(shard)
             elif watch.has_connected():
                 self._renewing.add(shard)
-        there = {one for one in self._renewing if not self._unreached(self._stripes[one], 0.0)}
-        self._renewing -= there
-        self._renewed |= there
-        self.changed = self.changed or bool(there)
-        return bool(there)
+        reached = {
+            shard_number
+            for shard_number in self._renewing
+            if not self._list_unconnected(self._stripes[shard_number], 0.0)
+        }
+        self._renewing -= reached
+        self._renewed |= reached
+        self.changed = self.changed or bool(reached)
+        return bool(reached)
 
     @property
     def waiting(self) -> bool:
-        """Whether `receive` would return something at once."""
+        """True if `receive` would return something at once."""
         return bool(self._poller.poll(0))
 
     @property
@@ -445,21 +453,21 @@ class Links:
 
     def _read(self, shard: int, came: list[Buffer]) -> list[tuple[Reply, Sequence[Buffer]]]:
         """The messages that are complete with what came; raises BadMessage naming the sender."""
-        found: list[tuple[Reply, Sequence[Buffer]]] = []
+        replies: list[tuple[Reply, Sequence[Buffer]]] = []
         try:
             whole = self._gatherer.take(b"", came)
             if whole is None:
-                return found  # parts of it are missing
+                return replies  # parts of it are missing
             parts: list[Buffer] | None = whole[1]
             if self._sharing is not None and parts is not None:
                 parts = self._sharing.open(shard, parts)
             if parts:
                 # A loop, because a comprehension is a call.
-                for header, own in wire_format.disclose(parts[0], parts[1:]):
-                    found.append((wire_format.decode_reply(header), own))
+                for header, payload in wire_format.disclose(parts[0], parts[1:]):
+                    replies.append((wire_format.decode_reply(header), payload))
         except BadMessage as error:
             raise BadMessage(f"{address_of(self.endpoints[shard]).plain}: {error}") from None
-        return found
+        return replies
 
     def close(self, linger_s: float = 0.0) -> None:
         """Drop the connections, after giving outgoing messages up to `linger_s` seconds to leave.
@@ -468,8 +476,8 @@ class Links:
         links.
         """
         self._poller, self._stripes = zmq.Poller(), [[] for _ in self.endpoints]
-        for one in self._joining.values():
-            one.close()
+        for request in self._joining.values():
+            request.close()
         self._joining.clear()
         for watch in self._watches.values():
             watch.close()

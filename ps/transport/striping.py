@@ -75,7 +75,7 @@ class Cutter:
         self._numbers = count(1)
 
     def cut(self, parts: Parts, stripes: int) -> list[Parts]:
-        """What to send over each of `stripes` connections; over one, the message itself."""
+        """The parts to send over each of `stripes` connections; over one, the message itself."""
         if stripes == 1:
             return [parts]
         frames = [_flat(part) for part in parts]
@@ -84,7 +84,7 @@ class Cutter:
             _HEADER.pack(_MARK, self._token, number, index, stripes) for index in range(stripes)
         ]
         headers[0] += b"".join(_LENGTH.pack(len(frame)) for frame in frames)
-        shares = _shared_out(frames, stripes)
+        shares = _share_out(frames, stripes)
         return [[header, *share] for header, share in zip(headers, shares, strict=True)]
 
 
@@ -109,7 +109,7 @@ class _Stream:
         self.addresses: dict[int, bytes] = {}
         self.done = 0
         self.begun: dict[int, dict[int, _Part]] = {}
-        self.held = 0
+        self.buffer_bytes = 0
         self.stirred = True
 
     def take(self, part: _Part, address: bytes) -> list[_Part] | None:
@@ -122,7 +122,7 @@ class _Stream:
         if part.index in parts:
             return None
         parts[part.index] = part
-        self.held += part.cost
+        self.buffer_bytes += part.cost
         if len(parts) < self.stripes:
             return None
         self.done = part.number
@@ -131,11 +131,11 @@ class _Stream:
         return [parts[index] for index in range(self.stripes)]
 
     def drop(self, number: int) -> None:
-        self.held -= sum(part.cost for part in self.begun.pop(number).values())
+        self.buffer_bytes -= sum(part.cost for part in self.begun.pop(number).values())
 
     def drop_all(self) -> None:
         self.begun.clear()
-        self.held = 0
+        self.buffer_bytes = 0
 
 
 class Gatherer:
@@ -161,9 +161,9 @@ class Gatherer:
         self._max_bytes = max(self._max_bytes, max_bytes)
 
     @property
-    def held_bytes(self) -> int:
+    def buffer_bytes(self) -> int:
         """The memory that unfinished messages take."""
-        return _held(self._streams) + _held(self._strangers)
+        return _sum_held(self._streams) + _sum_held(self._strangers)
 
     def trust(self, sender: bytes) -> None:
         """The sender that `take` named knows the job, so its messages may be large."""
@@ -180,16 +180,16 @@ class Gatherer:
         """
         if not parts or bytes(parts[0][: len(_MARK)]) != _MARK:
             return address, parts
-        part = _parsed(parts)
+        part = _parse(parts)
         stream, known = self._stream(part)
-        if not known and stream.held + part.cost > _STRANGER_BYTES:
+        if not known and stream.buffer_bytes + part.cost > _STRANGER_BYTES:
             raise Resynchronise("a part of a large message, from a sender yet to name the job")
         whole = stream.take(part, address)
         if known:
             self._keep_within(stream)
-        elif _held(self._strangers) > _STRANGERS_BYTES:
+        elif _sum_held(self._strangers) > _STRANGERS_BYTES:
             _oldest_with_parts(self._strangers).drop_all()
-        return None if whole is None else (_MARK + part.token, _joined(whole))
+        return None if whole is None else (_MARK + part.token, _join(whole))
 
     def addresses(self, to: bytes) -> list[bytes]:
         """Where to send the parts of an answer to a sender that `take` named.
@@ -231,18 +231,18 @@ class Gatherer:
         return stream, known
 
     def _keep_within(self, stream: _Stream) -> None:
-        while stream.held > self._max_bytes:
+        while stream.buffer_bytes > self._max_bytes:
             stream.drop(min(stream.begun))
-        if stream.held and _held(self._streams) > 4 * self._max_bytes:
+        if stream.buffer_bytes and _sum_held(self._streams) > 4 * self._max_bytes:
             _oldest_with_parts(self._streams).drop_all()
 
 
-def _held(streams: dict[bytes, _Stream]) -> int:
-    return sum(stream.held for stream in streams.values())
+def _sum_held(streams: dict[bytes, _Stream]) -> int:
+    return sum(stream.buffer_bytes for stream in streams.values())
 
 
 def _oldest_with_parts(streams: dict[bytes, _Stream]) -> _Stream:
-    return next(stream for stream in streams.values() if stream.held)
+    return next(stream for stream in streams.values() if stream.buffer_bytes)
 
 
 def _put(streams: dict[bytes, _Stream], token: bytes, stream: _Stream, most: int) -> None:
@@ -258,7 +258,7 @@ def _flat(part: Buffer) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
-def _shared_out(frames: Sequence[memoryview], stripes: int) -> list[list[memoryview]]:
+def _share_out(frames: Sequence[memoryview], stripes: int) -> list[list[memoryview]]:
     """Views of the frames' bytes, in order: equal shares if large, else all in the first."""
     total = sum(map(len, frames))
     share = math.ceil(total / stripes) if total >= MIN_BYTES else total
@@ -274,7 +274,7 @@ def _shared_out(frames: Sequence[memoryview], stripes: int) -> list[list[memoryv
     return shares
 
 
-def _parsed(parts: Parts) -> _Part:
+def _parse(parts: Parts) -> _Part:
     header = parts[0]
     rest = len(header) - _HEADER.size
     if rest < 0 or rest % _LENGTH.size:
@@ -295,7 +295,7 @@ def _parsed(parts: Parts) -> _Part:
     return _Part(token, number, index, stripes, lengths, pieces)
 
 
-def _joined(parts: Iterable[_Part]) -> Parts:
+def _join(parts: Iterable[_Part]) -> Parts:
     """The message's frames; only those that were cut are copied, into one piece each."""
     lengths: list[int] = []
     pieces: deque[memoryview] = deque()
@@ -316,9 +316,9 @@ def _frame(length: int, pieces: deque[memoryview]) -> Buffer:
     filled = 0
     while filled < length:
         piece = pieces.popleft()
-        own, rest = piece[: length - filled], piece[length - filled :]
-        frame[filled : filled + len(own)] = np.frombuffer(own, np.uint8)
-        filled += len(own)
+        head, rest = piece[: length - filled], piece[length - filled :]
+        frame[filled : filled + len(head)] = np.frombuffer(head, np.uint8)
+        filled += len(head)
         if len(rest):
             pieces.appendleft(rest)
     return frame.data

@@ -1,4 +1,4 @@
-"""How a worker reaches a shard: over TCP, a Unix socket, or shared memory.
+"""The transports between a worker and a shard: TCP, a Unix socket, or shared memory.
 
 A server opens a Unix socket in addition to its TCP port, in a folder that only its user can enter.
 The folder's path follows from the job's id, which is a secret, the shard and the port, so a
@@ -32,7 +32,7 @@ class Transport(StrEnum):
 
     @property
     def shares(self) -> bool:
-        """Whether memory is shared where it can be."""
+        """True if memory is shared where it can be."""
         return self in (Transport.AUTO, Transport.SHM)
 
 
@@ -78,8 +78,8 @@ def _folder(job: str, shard: int, endpoint: str) -> Path:
 
 def _is_ours(folder: Path) -> bool:
     try:
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
-    private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
-    return private and found.st_uid == os.geteuid() and (folder / _SOCKET).exists()
+    private = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700
+    return private and status.st_uid == os.geteuid() and (folder / _SOCKET).exists()

@@ -55,7 +55,7 @@ class _Connection:
         self.heard = self.trusted = False
 
     @property
-    def unfinished(self) -> int:
+    def partial_bytes(self) -> int:
         return self.received - self.whole_at
 
 
@@ -93,9 +93,9 @@ class Accepted:
         self.events.setsockopt(zmq.LINGER, 0)
         self.events.connect(where)
 
-    def arrived(self, most: int) -> list[list[zmq.Frame]]:
+    def take_messages(self, most: int) -> list[list[zmq.Frame]]:
         """Up to `most` waiting messages, as their frames; each marks its connection as heard."""
-        came = self._inbox.arrived(most)
+        came = self._inbox.take_messages(most)
         for message in came:
             self._heard[message[0].bytes] = message[0]
         if len(came) < most and time.monotonic() >= self._look_at:
@@ -105,7 +105,7 @@ class Accepted:
     def trust(self, frame: zmq.Frame) -> None:
         """The sender of `frame`, a message's first, knows the job, so its messages may be large.
 
-        This takes effect at the next look. An earlier look does no harm: `arrived` has just
+        This takes effect at the next look. An earlier look does no harm: `take_messages` has just
         recorded a whole message of this sender, so it has no unfinished one.
         """
         self._trusted[frame.bytes] = frame
@@ -139,10 +139,14 @@ class Accepted:
     def _weigh(self, resident: int) -> None:
         self._count()
         unfinished = sorted(
-            (one for one in self._connections.values() if one.unfinished > 0),
-            key=lambda one: one.unfinished,
+            (
+                connection
+                for connection in self._connections.values()
+                if connection.partial_bytes > 0
+            ),
+            key=lambda connection: connection.partial_bytes,
         )
-        total = sum(one.unfinished for one in unfinished)
+        total = sum(connection.partial_bytes for connection in unfinished)
         if total <= _LITTLE_BYTES:
             self._calm_bytes = max(self._calm_bytes, resident)
             return
@@ -151,23 +155,23 @@ class Accepted:
             self._calm_bytes = max(self._calm_bytes, resident - _UNEXPLAINED_BYTES)
 
     def _reset_worst(self, unfinished: list[_Connection], total: int, grown: int) -> int:
-        """Reset connections from `unfinished`, which is sorted, largest last; returns how many."""
+        """Reset connections of `unfinished`, which is sorted, largest last; returns how many."""
         before = self.reset
-        while unfinished and unfinished[-1].unfinished > self._max_bytes:
+        while unfinished and unfinished[-1].partial_bytes > self._max_bytes:
             total -= self._reset(unfinished.pop())
-        strangers = [one for one in unfinished if not one.trusted]
+        strangers = [connection for connection in unfinished if not connection.trusted]
         while strangers and total > self._most_together:
             total -= self._reset(strangers.pop())
         if self.reset == before and grown > _UNEXPLAINED_BYTES + 2 * total:
-            for one in strangers:
-                if one.unfinished > _HANDSHAKE_BYTES:
-                    self._reset(one)
+            for stranger in strangers:
+                if stranger.partial_bytes > _HANDSHAKE_BYTES:
+                    self._reset(stranger)
         return self.reset - before
 
     def _count(self) -> None:
         self._settle()
         for connection in list(self._connections.values()):
-            received = _received(connection.fd)
+            received = _count_received(connection.fd)
             if received is None:
                 del self._connections[connection.fd]
                 continue
@@ -218,7 +222,7 @@ class Accepted:
                     self.reset += 1
             finally:
                 os.close(copy)
-        return connection.unfinished
+        return connection.partial_bytes
 
 
 def _fd(frame: zmq.Frame) -> int:
@@ -227,11 +231,11 @@ def _fd(frame: zmq.Frame) -> int:
     return -1
 
 
-def _not_over(fd: int, kept: dict[bytes, zmq.Frame]) -> dict[bytes, zmq.Frame]:
-    return {sender: frame for sender, frame in kept.items() if _fd(frame) != fd}
+def _not_over(fd: int, frames: dict[bytes, zmq.Frame]) -> dict[bytes, zmq.Frame]:
+    return {sender: frame for sender, frame in frames.items() if _fd(frame) != fd}
 
 
-def _received(fd: int) -> int | None:
+def _count_received(fd: int) -> int | None:
     """The bytes that have come over the connection in all; None if it is no TCP connection any
     more.
     """
@@ -250,7 +254,7 @@ def _peer(fd: int) -> tuple[bytes, int] | None:
     """
     name = ctypes.create_string_buffer(128)
     size = ctypes.c_uint32(len(name))
-    if _libc.getpeername(fd, name, ctypes.byref(size)) or _received(fd) is None:
+    if _libc.getpeername(fd, name, ctypes.byref(size)) or _count_received(fd) is None:
         return None
     return name.raw[: size.value], size.value
 

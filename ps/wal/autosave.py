@@ -94,7 +94,7 @@ class Autosaves:
             try:
                 self._disk.create(_EMPTY).close()
             except OSError as error:  # without this file, a death before the first save is final
-                self._trouble = self._worded(error)
+                self._trouble = self._describe_failure(error)
 
     @property
     def where(self) -> Path:
@@ -120,7 +120,7 @@ class Autosaves:
                 " its last process died before the first one was complete"
             )
 
-    def replaced(self) -> None:
+    def remove_older(self) -> None:
         """Remove older autosaves: the shard has a new state, and must not resume an old one."""
         if self._writing is not None:
             self._writing.join()  # otherwise it would write an old state after the removal
@@ -139,7 +139,7 @@ class Autosaves:
                 file.close()
             self._disk.rename(_PARTIAL_SETTINGS, _SETTINGS)
         except OSError as error:
-            logger(__name__).warning("%s", self._worded(error))
+            logger(__name__).warning("%s", self._describe_failure(error))
 
     def save_if_due(self, shard: Shard, now: float) -> None:
         """Start an autosave if one is due and the state has changed; call it each turn."""
@@ -184,7 +184,7 @@ class Autosaves:
             log.debug("autosave %s", self.where)
             self._trouble = ""
         except OSError as error:
-            self._trouble = self._worded(error)
+            self._trouble = self._describe_failure(error)
             log.warning("%s", self._trouble)
             self._version = None  # the current state is not saved yet
             with suppress(OSError):  # without descriptors a folder cannot be listed either
@@ -194,7 +194,7 @@ class Autosaves:
             cost_s = self._clock() - started
             self._due = began + max(self._every_s, _SHARE * cost_s)
 
-    def _worded(self, error: OSError) -> str:
+    def _describe_failure(self, error: OSError) -> str:
         return f"autosave {self.where}: {error.strerror}; a death loses more updates meanwhile"
 
     def _write(self, first: Opening, state: LoggedState, frames: wal_format.Frames) -> None:
@@ -208,31 +208,31 @@ class Autosaves:
         self._disk.rename(_PARTIAL, _SAVE)
 
     def _restore(self, shard: Shard) -> None:
-        what = f"save {self.where / _SAVE}"
+        source = f"save {self.where / _SAVE}"
         try:
             content = self._disk.content(_SAVE)
         except OSError as error:
-            raise BadInput(f"{what}: {error.strerror}") from None
-        first = wal_format.read(content, 0, what, number=_NUMBER)
-        check_spec(spec_of_opening(first.entry, what), shard.spec, what)
-        state = wal_format.read(content, first.end, what, number=_NUMBER)
+            raise BadInput(f"{source}: {error.strerror}") from None
+        first = wal_format.read(content, 0, source, number=_NUMBER)
+        check_spec(spec_of_opening(first.entry, source), shard.spec, source)
+        state = wal_format.read(content, first.end, source, number=_NUMBER)
         if not isinstance(state.entry, LoggedState):
-            raise BadInput(what, expected=f"a state at byte {first.end}")
+            raise BadInput(source, expected=f"a state at byte {first.end}")
         Replay(shard).take(state.entry, state.frames)
 
     def _follow_settings(self, shard: Shard) -> None:
         """Train with the settings that were written last, unless the autosave has later ones."""
-        what = f"save {self.where / _SETTINGS}"
+        source = f"save {self.where / _SETTINGS}"
         try:
             content = bytes(self._disk.content(_SETTINGS))
             packed = content[HEX_DIGITS:]
             if content[:HEX_DIGITS] != hex_checksum((packed,)).encode():
-                raise BadInput(what, expected="settings with their checksum", got="damaged ones")
+                raise BadInput(source, expected="settings with their checksum", got="damaged ones")
             settings = wire_format.decode_state(packed, LiveSettings)
         except OSError as error:
-            raise BadInput(f"{what}: {error.strerror}") from None
+            raise BadInput(f"{source}: {error.strerror}") from None
         except BadMessage as error:
-            raise BadInput(f"{what}: {error}") from None
+            raise BadInput(f"{source}: {error}") from None
         if settings.revision > shard.part.settings.revision:
             shard.part.follow(settings)
 
@@ -254,7 +254,7 @@ class AutosavingShard:
             isinstance(answer.message, Installed) and not answer.message.missing
             for answer in answers
         ):
-            self._saves.replaced()
+            self._saves.remove_older()
         settings = self._shard.part.settings
         if settings.revision and settings != former:
             self._saves.save_settings(settings)

@@ -17,7 +17,7 @@ from pathlib import Path
 from ps.snapshots.catalog import LoadedSnapshot
 from ps.snapshots.manifest import Manifest, load_snapshot
 from ps.storage import LocalStore, Place, open_store
-from ps.wal.recovery import has_begun, recovered
+from ps.wal.recovery import has_begun, read_state
 from shards.errors import BadInput, Retry
 from shards.job_ids import short_id
 from shards.live_settings import newest_settings
@@ -38,16 +38,16 @@ def load_logs(folder: Path) -> LoadedSnapshot:
     Retry if no shard had weights yet, or if a job was killed while it was resharded and not all of
     its new shards had weights.
     """
-    held: dict[str, tuple[ShardSpec, ShardState]] = {}
+    states_by_name: dict[str, tuple[ShardSpec, ShardState]] = {}
     empty: dict[str, Retry] = {}
-    for path in _begun(folder):
+    for path in _find_begun(folder):
         try:
-            held[path.name] = recovered(path)
+            states_by_name[path.name] = read_state(path)
         except Retry as error:
             empty[path.name] = error
-    if not held:
+    if not states_by_name:
         raise next(iter(empty.values()))
-    spec, _ = next(iter(held.values()))
+    spec, _ = next(iter(states_by_name.values()))
     if empty and spec.map.epoch > 1:
         raise next(iter(empty.values()))
     if empty:
@@ -55,26 +55,26 @@ def load_logs(folder: Path) -> LoadedSnapshot:
             f"logs {folder}",
             expected="weights of every shard or of none",
             got=(
-                f"those of {', '.join(held)} and none of {', '.join(empty)}: put "
+                f"those of {', '.join(states_by_name)} and none of {', '.join(empty)}: put "
                 f"back the missing logs, or remove {folder} to continue without "
                 "them"
             ),
         )
     names = [f"shard-{shard}" for shard in range(spec.map.shards)]
-    if missing := [name for name in names if name not in held]:
-        one = len(missing) == 1
+    if missing := [name for name in names if name not in states_by_name]:
+        single = len(missing) == 1
         raise BadInput(
             f"logs {folder}",
             expected=f"those of {spec.map.shards} shards",
             got=(
-                f"{len(held)}: {' '.join(missing)} {('is' if one else 'are')} "
+                f"{len(states_by_name)}: {' '.join(missing)} {('is' if single else 'are')} "
                 "missing, and may be under the same path on "
-                f"{('another machine' if one else 'other machines')}: copy "
-                f"{('it' if one else 'them')} here to resume from the logs, or "
+                f"{('another machine' if single else 'other machines')}: copy "
+                f"{('it' if single else 'them')} here to resume from the logs, or "
                 f"remove {folder} to continue without them"
             ),
         )
-    states = [held[name][1] for name in names]
+    states = [states_by_name[name][1] for name in names]
     manifest = Manifest(
         layout=spec.layout,
         map=spec.map,
@@ -89,19 +89,19 @@ def load_logs(folder: Path) -> LoadedSnapshot:
     return LoadedSnapshot(LocalStore(folder), folder.name, manifest, states)
 
 
-def load_state(place: Place) -> LoadedSnapshot:
+def load_state(source: Place) -> LoadedSnapshot:
     """Read a snapshot, or the WALs of a job.
 
-    If `place` has the WALs of several jobs, those of the job with the most steps are read. Raises
+    If `source` has the WALs of several jobs, those of the job with the most steps are read. Raises
     BadInput naming the place if it has neither.
     """
-    if "://" not in str(place):
-        folder = Path(place)
+    if "://" not in str(source):
+        folder = Path(source)
         if is_job(folder):
             return load_logs(folder)
-        if (found := newest_logs(folder)) is not None:
-            return found
-    store = open_store(place)
+        if (logs := newest_logs(folder)) is not None:
+            return logs
+    store = open_store(source)
     return LoadedSnapshot(store, Path(store.place).name, *load_snapshot(store))
 
 
@@ -111,22 +111,22 @@ def newest_logs(folder: Path, *, but: Path | None = None) -> LoadedSnapshot | No
     All WALs of each job are read; the folder `but` is left out. If a job was killed while it was
     resharded, the state is that of the old shards: the new ones have applied no further push.
     """
-    found = []
-    left_out = None if but is None else but.absolute()
-    for job in (path for path in folder.glob("*") if path.absolute() != left_out and is_job(path)):
+    snapshots = []
+    excluded = None if but is None else but.absolute()
+    for job in (path for path in folder.glob("*") if path.absolute() != excluded and is_job(path)):
         try:
-            found.append(load_logs(job))
+            snapshots.append(load_logs(job))
         except Retry:
             continue  # the job was killed before it had weights
-    return max(found, key=lambda logs: logs.manifest.steps, default=None)
+    return max(snapshots, key=lambda logs: logs.manifest.steps, default=None)
 
 
 def is_job(folder: Path) -> bool:
-    """Whether a job's shards have begun their WALs in `folder`."""
-    return bool(_begun(folder))
+    """Return whether a job's shards have begun their WALs in `folder`."""
+    return bool(_find_begun(folder))
 
 
-def _begun(job: Path) -> list[Path]:
+def _find_begun(job: Path) -> list[Path]:
     return [path for path in sorted(job.glob("shard-*")) if has_begun(path)]
 
 
@@ -135,9 +135,9 @@ def drop_logs(folder: Path, *, but: str | None = None) -> None:
 
     Call it when their content is stored elsewhere.
     """
-    kept = None if but is None else short_id(but)
+    retained = None if but is None else short_id(but)
     for job in folder.glob("*"):
-        if job.name != kept and any(job.glob("shard-*")):
+        if job.name != retained and any(job.glob("shard-*")):
             shutil.rmtree(job, ignore_errors=True)
     if but is None:
         with suppress(OSError):  # it holds other files, which are not ours

@@ -101,21 +101,21 @@ class LogStorage(Protocol):
 
 
 class LogFolder:
-    """A folder of this machine; `what` names its content in errors."""
+    """A folder of this machine; `label` names its content in errors."""
 
-    def __init__(self, where: Path, what: str = "log") -> None:
+    def __init__(self, where: Path, label: str = "log") -> None:
         self.where = where
-        self._what = what
+        self._label = label
         self._lock = -1
 
     def make(self) -> None:
         """Create the folder for its owner only; raises BadInput if that fails."""
         try:
             # Create the parents explicitly: mkdir would give them the default mode.
-            for own in (*reversed(self.where.parents[:2]), self.where):
-                own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (*reversed(self.where.parents[:2]), self.where):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise BadInput(f"{self._what} {self.where}: {error.strerror}") from None
+            raise BadInput(f"{self._label} {self.where}: {error.strerror}") from None
 
     def lock(self) -> None:
         """Lock the folder; raises BadInput if it is missing, GiveUp if another process has it.
@@ -126,14 +126,14 @@ class LogFolder:
         try:
             descriptor = os.open(self.where / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise BadInput(f"{self._what} {self.where}: {error.strerror}") from None
+            raise BadInput(f"{self._label} {self.where}: {error.strerror}") from None
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > until:
                     os.close(descriptor)
-                    raise GiveUp(f"{self._what} {self.where}: another process writes it") from None
+                    raise GiveUp(f"{self._label} {self.where}: another process writes it") from None
                 time.sleep(_POLL_S)
             else:
                 self._lock = descriptor

@@ -83,10 +83,10 @@ def base_name(number: int) -> str:
     return f"{LogFileKind.BASE}{number:08}"
 
 
-def numbered(disk: LogStorage) -> Iterator[tuple[int, str]]:
+def list_files(disk: LogStorage) -> Iterator[tuple[int, str]]:
     """Every log and base, with its number."""
     for kind in LogFileKind:
-        for name in _named(disk, kind):
+        for name in _names_of(disk, kind):
             yield _number(name), name
 
 
@@ -100,7 +100,7 @@ def find_chain(disk: LogStorage) -> LogChain:
     logs = {_number(name): name for name in _logs(disk)}
     damage: Damage | None = None
     base = None
-    for name in reversed(_named(disk, LogFileKind.BASE)):
+    for name in reversed(_names_of(disk, LogFileKind.BASE)):
         try:
             _state(disk, name)
         except Damage as error:
@@ -110,24 +110,24 @@ def find_chain(disk: LogStorage) -> LogChain:
             break
     start = _number(base) if base else 0
     last = max(logs, default=-1 if base is None else start)
-    wanted = range(start, last + 1)
-    if missing := [number for number in wanted if number not in logs]:
+    numbers = range(start, last + 1)
+    if missing := [number for number in numbers if number not in logs]:
         path = disk.where / log_name(missing[0])
         gone = f"log {path}: expected this log, because others of its sequence exist, got none"
         raise damage or BadInput(gone)
     _check_newest(disk, last)
-    return LogChain(base, [logs[number] for number in wanted])
+    return LogChain(base, [logs[number] for number in numbers])
 
 
-def replay(disk: LogStorage, chain: LogChain, replayed: Replay) -> int | None:
+def replay(disk: LogStorage, chain: LogChain, target: Replay) -> int | None:
     """Replay a chain; returns the size to cut the last log to, or None if it is complete."""
     if chain.base is not None:
         record = _state(disk, chain.base)
-        replayed.take(record.entry, record.frames)
+        target.take(record.entry, record.frames)
     end = 0
     before: int | None = None
     for name in chain.logs:
-        before = end = _replay_log(disk, name, before, replayed, newest=name == chain.logs[-1])
+        before = end = _replay_log(disk, name, before, target, newest=name == chain.logs[-1])
     if not chain.logs:
         return None
     last, mark = chain.logs[-1], mark_in(disk)
@@ -172,8 +172,8 @@ def _check_newest(disk: LogStorage, last: int) -> None:
     mark = mark_in(disk)
     if mark is not None and mark.number > last:
         path = disk.where / log_name(mark.number)
-        found = "got none, or one without an opening"
-        raise BadInput(f"log {path}", expected=f"this log, {found}", hint=_remedy(disk))
+        got = "got none, or one without an opening"
+        raise BadInput(f"log {path}", expected=f"this log, {got}", hint=_remedy(disk))
 
 
 def _remedy(disk: LogStorage) -> str:
@@ -181,12 +181,12 @@ def _remedy(disk: LogStorage) -> str:
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether a shard has begun its WAL in `folder`."""
+    """Return whether a shard has begun its WAL in `folder`."""
     disk = LogFolder(folder)
     return folder.is_dir() and (bool(_logs(disk)) or mark_in(disk) is not None)
 
 
-def logged_spec(folder: str | Path) -> ShardSpec:
+def read_spec(folder: str | Path) -> ShardSpec:
     """The spec of the shard that keeps its WAL in `folder`; raises BadInput without a WAL there."""
     disk = LogFolder(path_checks.path("logged_spec: folder", folder))
     logs = _logs(disk)
@@ -198,53 +198,55 @@ def logged_spec(folder: str | Path) -> ShardSpec:
 
 def spec_of(disk: LogStorage, name: str) -> ShardSpec:
     """The spec in a log's opening; raises BadInput."""
-    what = f"log {disk.where / name}"
-    return spec_of_opening(read(_content(disk, name), 0, what, number=_number(name)).entry, what)
+    source = f"log {disk.where / name}"
+    return spec_of_opening(
+        read(_content(disk, name), 0, source, number=_number(name)).entry, source
+    )
 
 
-def spec_of_opening(entry: Entry, what: str) -> ShardSpec:
-    """The spec in the first entry of a file; `what` names the file. Raises BadInput."""
+def spec_of_opening(entry: Entry, source: str) -> ShardSpec:
+    """The spec in the first entry of a file; `source` names the file. Raises BadInput."""
     if not isinstance(entry, Opening):
-        raise Damage(f"{what}: expected an opening at byte 0", 0)
+        raise Damage(f"{source}: expected an opening at byte 0", 0)
     if entry.format != FORMAT:
-        raise BadInput(what, expected=f"format {FORMAT}", got=entry.format)
-    return decode_spec(entry.spec, what)
+        raise BadInput(source, expected=f"format {FORMAT}", got=entry.format)
+    return decode_spec(entry.spec, source)
 
 
-def check_spec(theirs: ShardSpec, spec: ShardSpec, what: str) -> None:
+def check_spec(written_spec: ShardSpec, spec: ShardSpec, source: str) -> None:
     """Raise BadInput unless a shard of `spec` may resume from what one of `theirs` wrote."""
-    if encode_spec(theirs) == encode_spec(spec):
+    if encode_spec(written_spec) == encode_spec(spec):
         return
     for field in ("job", "shard", "build"):
-        expected, got = getattr(spec, field), getattr(theirs, field)
+        expected, got = getattr(spec, field), getattr(written_spec, field)
         if expected != got:
-            raise BadInput(what, expected=f"{field} {expected}", got=got)
-    raise BadInput(what, expected="the same configuration", got="another rule, map or setting")
+            raise BadInput(source, expected=f"{field} {expected}", got=got)
+    raise BadInput(source, expected="the same configuration", got="another rule, map or setting")
 
 
-def recovered(folder: Path) -> tuple[ShardSpec, ShardState]:
+def read_state(folder: Path) -> tuple[ShardSpec, ShardState]:
     """The spec and state at the end of a WAL that no process writes; raises BadInput, GiveUp."""
     disk = LogFolder(folder)
     disk.lock()
     try:
-        spec = logged_spec(folder)
+        spec = read_spec(folder)
         spec.prepare()
-        return spec, looked_at(disk, spec).copy()
+        return spec, replay_read_only(disk, spec).copy()
     finally:
         disk.close()
 
 
-def looked_at(disk: LogStorage, spec: ShardSpec) -> Shard:
+def replay_read_only(disk: LogStorage, spec: ShardSpec) -> Shard:
     """A shard recovered from the files on a disk, which stay unchanged; raises BadInput."""
     shard = Shard(spec, boot=0)
     replay(disk, find_chain(disk), Replay(shard))
     return shard
 
 
-def _named(disk: LogStorage, kind: LogFileKind) -> list[str]:
+def _names_of(disk: LogStorage, kind: LogFileKind) -> list[str]:
     """The names of this kind in the order of number, without a base that is being written."""
-    found = [n for n in disk.names() if n.startswith(kind) and n[len(kind) :].isdecimal()]
-    return sorted(found, key=_number)
+    names = [n for n in disk.names() if n.startswith(kind) and n[len(kind) :].isdecimal()]
+    return sorted(names, key=_number)
 
 
 def _number(name: str) -> int:
@@ -253,10 +255,10 @@ def _number(name: str) -> int:
 
 def _logs(disk: LogStorage) -> list[str]:
     """The logs that have an opening: one that was created just before a crash has none."""
-    return [name for name in _named(disk, LogFileKind.LOG) if _begun(disk, name)]
+    return [name for name in _names_of(disk, LogFileKind.LOG) if _has_opening(disk, name)]
 
 
-def _begun(disk: LogStorage, name: str) -> bool:
+def _has_opening(disk: LogStorage, name: str) -> bool:
     content, number = _content(disk, name), _number(name)
     try:
         read(content, 0, f"log {disk.where / name}", number=number)
@@ -266,10 +268,10 @@ def _begun(disk: LogStorage, name: str) -> bool:
 
 
 def _state(disk: LogStorage, name: str) -> LogRecord:
-    what = f"log {disk.where / name}"
-    record = read(_content(disk, name), 0, what, number=_number(name))
+    source = f"log {disk.where / name}"
+    record = read(_content(disk, name), 0, source, number=_number(name))
     if not isinstance(record.entry, LoggedState):
-        raise Damage(f"{what}: expected a state at byte 0", 0)
+        raise Damage(f"{source}: expected a state at byte 0", 0)
     return record
 
 

@@ -34,9 +34,9 @@ from ps.wal.recovery import (
     check_spec,
     find_chain,
     kind_of,
+    list_files,
     log_name,
     mark_in,
-    numbered,
     replay,
     spec_of,
 )
@@ -83,7 +83,7 @@ class WriteAheadLog:
         Raises BadInput if the folder cannot be created or locked, GiveUp if another process has
         locked it.
         """
-        self._disk = _owned(folder) if isinstance(folder, Path) else folder
+        self._disk = _open_folder(folder) if isinstance(folder, Path) else folder
         self._synced = durability is Durability.LOGGED
         self._min_bytes = min_bytes
         self._run_in_background = background
@@ -109,7 +109,7 @@ class WriteAheadLog:
         return self._name
 
     @property
-    def filled(self) -> int:
+    def record_bytes(self) -> int:
         """The number of bytes of records in that file."""
         return self._filled
 
@@ -152,7 +152,7 @@ class WriteAheadLog:
                 self._file.sync()
             self._mark.rewrite(wal_format.encode_mark(Mark(self._number, self._filled)))
         except OSError as error:
-            raise self._refused(self._name, error) from None
+            raise self._write_failure(self._name, error) from None
 
     def shorten(self, shard: Shard, now: float) -> None:
         """Begin the next file if this one is long enough, with a base if all files together are."""
@@ -165,8 +165,8 @@ class WriteAheadLog:
             for entry, frames in wal_format.waiting_payloads(shard, now):
                 self.append(entry, frames)
             self._grown = 0
-            state, held = wal_format.state_of(shard, self._number)
-            self._base = self._run_in_background(lambda: self._save(state, held))
+            state, base_frames = wal_format.state_of(shard, self._number)
+            self._base = self._run_in_background(lambda: self._save(state, base_frames))
         elif self._filled >= limit // _FILES:
             self._begin(shard, self._number + 1, begins=False, now=now)
 
@@ -190,7 +190,7 @@ class WriteAheadLog:
         try:
             self._disk.cut(name, size, synced=self._synced)
         except OSError as error:
-            raise self._refused(name, error) from None
+            raise self._write_failure(name, error) from None
 
     def _begin(self, shard: Shard, number: int, *, begins: bool, now: float) -> None:
         name, former, after = log_name(number), self._file, self._filled
@@ -206,7 +206,7 @@ class WriteAheadLog:
             if self._synced:
                 self._disk.settle()
         except OSError as error:
-            raise self._refused(name, error) from None
+            raise self._write_failure(name, error) from None
         self._name, self._number = name, number
         self._filled = 0
         self.append(wal_format.opening(shard, number, begins=begins, now=now, after=after))
@@ -230,28 +230,28 @@ class WriteAheadLog:
                 self._disk.settle()
             self._spare(state.number)
         except OSError as error:
-            self._failure = self._refused(final, error)
+            self._failure = self._write_failure(final, error)
 
     def _spare(self, before: int) -> None:
         """Keep files older than number `before` for reuse, and remove those beyond the limit.
 
         It may run in parallel with `_begin`: this method only adds names, `_begin` only takes them.
         """
-        for number, name in list(numbered(self._disk)):
+        for number, name in list(list_files(self._disk)):
             if self._oldest <= number < before:
-                kept = self._spares[kind_of(name)]
-                if len(kept) < _SPARES[kind_of(name)]:
-                    kept.append(name)
+                spares = self._spares[kind_of(name)]
+                if len(spares) < _SPARES[kind_of(name)]:
+                    spares.append(name)
                 else:
                     self._disk.remove(name)
         self._oldest = before
 
     def _take_spare(self, name: str) -> str | None:
         """The name of an obsolete file that the file `name` may be written over, if any."""
-        kept = self._spares[kind_of(name)]
-        return kept.pop() if kept else None
+        spares = self._spares[kind_of(name)]
+        return spares.pop() if spares else None
 
-    def _refused(self, name: str, error: OSError) -> GiveUp:
+    def _write_failure(self, name: str, error: OSError) -> GiveUp:
         where = self._disk.where / name
         text = f"log {where}: {error.strerror}{_room_in_words(self._disk.where, error)}"
         return GiveUp(f"{text}; the log has all acknowledged updates")
@@ -271,7 +271,7 @@ class LoggedShard:
         if turn is not None:
             self._log.append(*turn)
             self._log.shorten(self._shard, now)
-        return _awaited(answers)
+        return _keep_addressed(answers)
 
     def tick(self, now: float) -> list[Outgoing]:
         """Expire leases, and log that."""
@@ -280,10 +280,10 @@ class LoggedShard:
             return []
         answers = self._shard.expire(due, now)
         self._log.append(wal_format.Expired(now, due))
-        return _awaited(answers)
+        return _keep_addressed(answers)
 
 
-def _awaited(answers: Sequence[Outgoing]) -> list[Outgoing]:
+def _keep_addressed(answers: Sequence[Outgoing]) -> list[Outgoing]:
     """The answers with a receiver: a replayed request has none, and its sender will ask again."""
     return [answer for answer in answers if answer.to]
 
@@ -299,7 +299,7 @@ def _room_in_words(folder: Path, error: OSError) -> str:
     return f" (the disk of {folder} has {disk.free / 1e6:.1f} of {disk.total / 1e6:.1f} MB free)"
 
 
-def _owned(where: Path) -> LogFolder:
+def _open_folder(where: Path) -> LogFolder:
     folder = LogFolder(where)
     folder.make()
     folder.lock()

@@ -33,7 +33,7 @@ import psutil
 import ps
 from ps.client import Client
 from ps.job_spec import shard_specs
-from ps.launch.processes import process_shards, replicated_shards
+from ps.launch.processes import process_replicas, process_shards
 from ps.transport.transports import Transport
 from shards.schedules import Fixed
 from tests.bench.report import Goal, goals, save
@@ -139,7 +139,7 @@ def failovers(kills: int, stops: int, cuts: int, secure: bool) -> Failovers:
     """Hit so many primaries in each way."""
     specs = specs_of(1000)
     with (
-        replicated_shards(specs, secure=secure) as hosts,
+        process_replicas(specs, secure=secure) as hosts,
         ps.AdminClient(hosts.cluster) as console,
     ):
         console.install(specs[0].layout.empty())
@@ -216,7 +216,7 @@ def main() -> None:
         specs = specs_of(_FLOATS)
         one_copy = process_shards(specs, transport=Transport.TCP, secure=told.curve)
         memory.append(cpu_seconds_a_gb(one_copy))
-        two = replicated_shards(specs_of(_FLOATS), secure=told.curve)
+        two = process_replicas(specs_of(_FLOATS), secure=told.curve)
         replicated.append(cpu_seconds_a_gb(two))
     print(f"CPU s/GB over {'CURVE' if told.curve else 'TCP'}: one copy {memory}, two {replicated}")
     print(f"load before: {load:.1f} on {os.cpu_count()} cores")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from ps import Cluster
 from ps.durability import Durability
 from ps.launch import restart
-from ps.launch.processes import process_shards, replicated_shards
+from ps.launch.processes import process_replicas, process_shards
 from ps.launch.replica_supervisor import ReplicatedShards
 from ps.launch.single_copies import SingleCopies
 from shards.spec import ShardSpec
@@ -123,7 +123,7 @@ def _logged(durability: Durability, promise: str) -> Level:
 def _replicated(
     specs: Sequence[ShardSpec], host: str, _: Path, curve: bool
 ) -> AbstractContextManager[Any]:
-    return replicated_shards(specs, host=host, silence_s=_SILENCE_S, secure=curve)
+    return process_replicas(specs, host=host, silence_s=_SILENCE_S, secure=curve)
 
 
 def _parts(hosts: ReplicatedShards) -> Mapping[str, int]:

@@ -29,7 +29,7 @@ from deploy.clusters.ray_cluster import connect
 from ps import Durability
 from ps.job_spec import shard_specs
 from ps.launch.ray_actors import Actor
-from ps.launch.ray_launcher import ray_shards, replicated_ray_shards
+from ps.launch.ray_launcher import ray_replicas, ray_shards
 from ps.launch.replica_supervisor import ReplicatedShards
 from ps.launch.single_copies import SingleCopies
 from shards.errors import GiveUp
@@ -88,7 +88,7 @@ def copies_die_with_their_node(join: Callable[[], psutil.Process]) -> None:
     """A shard's two copies are on two nodes once there are two, and the primary goes on meanwhile;
     with one node gone there are two copies again.
     """
-    with replicated_ray_shards(specs_of()) as hosts, ps.AdminClient(hosts.cluster) as console:
+    with ray_replicas(specs_of()) as hosts, ps.AdminClient(hosts.cluster) as console:
         console.install(TABLE.empty())
         say(f"copies at {' and '.join(places(hosts))}")
         assert places(hosts) == [_HERE, _HERE]

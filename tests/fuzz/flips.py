@@ -36,10 +36,10 @@ from ps.session.compression import Compression
 from ps.snapshots import checked_json
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.manifest import load_snapshot
-from ps.snapshots.residual_writer import FOLDER, ResidualWriter, gathered, saved_residual
+from ps.snapshots.residual_writer import FOLDER, ResidualWriter, gather_residuals, saved_residual
 from ps.snapshots.worker_state import WorkerState, load_state, save_state
 from ps.wal.autosave import Autosaves
-from ps.wal.recovery import MARK, recovered
+from ps.wal.recovery import MARK, read_state
 from ps.wal.writer import LoggedShard, WriteAheadLog
 from shards.errors import DownpourError
 from shards.ledger import Ledger, LedgerEntry
@@ -140,7 +140,7 @@ def _snapshots(place: Path) -> list[Kind]:
     keeper.close()
     shelf = SnapshotCatalog(place)
     wanted = {"w0": (0, 1)}
-    found, _ = gathered(shelf.store, wanted, 0.0)
+    found, _ = gather_residuals(shelf.store, wanted, 0.0)
     folder = Path(
         shelf.save(
             12,
@@ -163,7 +163,7 @@ def _snapshots(place: Path) -> list[Kind]:
         return kept[0], {name: array.tobytes() for name, array in kept[1].items()}
 
     def read_note() -> object:
-        return gathered(shelf.store, wanted, 0.0)[0] or None
+        return gather_residuals(shelf.store, wanted, 0.0)[0] or None
 
     own = folder.parent / "w0.safetensors"
     save_state(own, state, arrays)
@@ -226,12 +226,12 @@ def _logs(folder: Path) -> list[Kind]:
     shard = _shard(1)
     shard.handle_together([_installed()], 0.0)
     kept = Autosaves(saves, 1.0, DeferredTask)
-    kept.replaced()
+    kept.remove_older()
     kept.save_if_due(shard, 0.0)
     kept.close()
 
     def read_log() -> object:
-        spec, state = recovered(own)
+        spec, state = read_state(own)
         return spec, _plain(state)
 
     def read_save() -> object:

@@ -68,7 +68,7 @@ class Reception:
     def __init__(self) -> None:
         self.shard = a_shard()
         self._gatherer = Gatherer(1 << 20)
-        self._sharing = ShardSide(self.shard.spec.job, wanted=False)
+        self._sharing = ShardSide(self.shard.spec.job, enabled=False)
         self._register = KeyRegistry(Admission("0" * 64, Invitation("1" * 64, 10)), 0.0)
 
     def hear(self, frames: Frames, now: float) -> int:

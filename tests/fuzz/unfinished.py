@@ -21,7 +21,7 @@ import zmq
 import ps
 from ps.client import Client
 from ps.job_spec import shard_specs
-from ps.launch.processes import process_shards, replicated_shards
+from ps.launch.processes import process_replicas, process_shards
 from ps.security.keys import KeyPair, address_of, expect
 from tests.fuzz.hostile import spoken_to
 
@@ -117,7 +117,7 @@ def one_shard(attack: Callable[[str], None], *, secure: bool = False) -> Cost:
 def a_group(attack: Callable[[str], None]) -> Cost:
     """Against every port of a replicated shard at once: its coordinator's and its copies'."""
     specs = shard_specs(TABLE, lease_s=60.0)
-    with replicated_shards(specs) as hosts:
+    with process_replicas(specs) as hosts:
         with ps.AdminClient(hosts.cluster) as console:
             console.install(TABLE.empty())
         pids = [one.pid for one in psutil.Process().children()]

@@ -60,8 +60,8 @@ def the_record_calls_every_backup_in_sync(patch: Patch) -> None:
             shard: msgspec.structs.replace(group, in_sync=True) for shard, group in found.items()
         }
 
-    real = Coordinator._unsaved
-    patch.setattr(Coordinator, "_unsaved", unsaved)
+    real = Coordinator._take_unsaved
+    patch.setattr(Coordinator, "_take_unsaved", unsaved)
 
 
 @MUTANTS.add(ClusterConfig.REPLICATED, Promise.DURABLE)

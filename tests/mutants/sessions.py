@@ -29,8 +29,8 @@ def a_refused_renewal_is_ignored(patch: Patch) -> None:
     def unasked(self: Session, shard: int, reply: Refusal, now: float) -> list[Send]:
         return [] if reply.remedy is Remedy.RESYNCHRONISE else original(self, shard, reply, now)
 
-    original = Session._unasked
-    patch.setattr(Session, "_unasked", unasked)
+    original = Session._on_unasked_refusal
+    patch.setattr(Session, "_on_unasked_refusal", unasked)
 
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.BOUND)

@@ -194,7 +194,7 @@ def test_weights_that_nobody_took_leave_nothing() -> None:
         client.pull(11)
         assert client._pacing.pulls._flying == {}
         client.pull(12)
-        assert client._pacing.pulls._taken, "it was alone in flight"
+        assert client._pacing.pulls._durations, "it was alone in flight"
 
 
 def test_numbers_may_be_numpys() -> None:

@@ -18,7 +18,7 @@ import ps
 from ps import errors
 from ps.job_spec import make_cluster, shard_specs
 from ps.launch.threads import local_shards
-from ps.security.keys import address_of, pinned
+from ps.security.keys import address_of, pin_key
 from shards import wire_format
 from shards.messages import PROTOCOL, Refusal, Remedy
 from shards.schema_digest import SCHEMA
@@ -144,7 +144,11 @@ def test_keys_and_tokens_of_other_jobs() -> None:
         for address, token, text in (
             (cluster.address, f"{id_}:{OTHER_KEY}", "turned away: it does not know our key"),
             (cluster.address, f"other:{cluster.access.token}", "serves another job than"),
-            (pinned(plain, OTHER_KEY), cluster.token, "the server key does not match the endpoint"),
+            (
+                pin_key(plain, OTHER_KEY),
+                cluster.token,
+                "the server key does not match the endpoint",
+            ),
             (
                 plain,
                 id_,

@@ -20,7 +20,7 @@ from ps.resharding import reshard
 from ps.server.server import ShardServer
 from ps.session import reshard_client
 from ps.session.flow_control import PrefetchTable
-from ps.session.inflight import InflightRequests, _pushed
+from ps.session.inflight import InflightRequests, _make_pushed
 from ps.session.membership import Membership
 from ps.session.payload_encoder import PayloadEncoder
 from ps.session.retransmit import RetransmitTable
@@ -101,7 +101,7 @@ NOTING = [
     step.__code__
     for step in (
         *(Client._turn, ClusterConnection.turn, Client._note, Client.pull, Client.flush),
-        *(Session.receive, InflightRequests.record_answer, _pushed, PayloadEncoder.read),
+        *(Session.receive, InflightRequests.record_answer, _make_pushed, PayloadEncoder.read),
         *(
             RetransmitTable.record_answer,
             RetransmitTable.remove,
@@ -215,12 +215,12 @@ def lead_elsewhere(links: Links, servers: Sequence[ShardServer]) -> None:
 # redirected links, or by repeating what Ctrl-C has interrupted.
 GREETING: dict[str, tuple[Callable[..., object], ...]] = {
     "refused": (
-        *(ClusterConnection.turn, Session.receive, Session._refused),
-        *(Session._admitted, Session._catch_up, Session._readdressed),
+        *(ClusterConnection.turn, Session.receive, Session._on_refusal),
+        *(Session._on_joined, Session._catch_up, Session._readdress),
         *(Membership.greet, Membership.on_welcome, Membership.on_rejoined),
-        *(RetransmitTable.drop_greetings, RetransmitTable.readdressed),
+        *(RetransmitTable.drop_greetings, RetransmitTable.readdress),
     ),
-    "led": (ClusterConnection.turn, Session.moved, Membership.greet),
+    "led": (ClusterConnection.turn, Session.greet_new_primary, Membership.greet),
     "torn": (
         Client._turn,
         Client.prefetch,

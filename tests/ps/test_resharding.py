@@ -157,7 +157,7 @@ def test_a_residual_goes_along(push: str) -> None:
         home.console.quiesce(60)
         for gradient in gradients[:4]:
             client.push(gradient)
-        assert client._current.session.unacknowledged == 4
+        assert client._current.session.pending_pushes == 4
         home.move(3)
         for gradient in gradients[4:]:
             client.push(gradient)

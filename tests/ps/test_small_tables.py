@@ -8,7 +8,7 @@ import pytest
 import ps
 from ps.client import Client
 from ps.job_spec import resharded_specs, shard_specs
-from ps.launch.processes import replicated_shards
+from ps.launch.processes import process_replicas
 from ps.launch.threads import local_shards
 from ps.resharding import reshard
 from ps.snapshots.manifest import load_snapshot, save_snapshot
@@ -119,7 +119,7 @@ def test_replicated_shards_of_three_floats() -> None:
     """Two copies each of two shards; a norm above the guard's cap goes to neither."""
     table = small(3)
     specs = shard_specs(table, shards=2, schedule=RATE, guard=ps.Guard(max_norm=10.0))
-    with replicated_shards(specs) as hosts, ps.AdminClient(hosts.cluster) as console:
+    with process_replicas(specs) as hosts, ps.AdminClient(hosts.cluster) as console:
         console.install(table.empty())
         learned = train(hosts.cluster, 3)
         with Client(hosts.cluster, worker="other") as client:

@@ -15,7 +15,7 @@ def as_worker(cluster: Cluster) -> None:
 
 def say(endpoint: str, own: KeyPair, message: Message) -> Reply:
     """The answer to one message from the holder of a key."""
-    links = Links([endpoint], own=own)
+    links = Links([endpoint], keys=own)
     try:
         links.await_connections(60)
         links.send(0, message)

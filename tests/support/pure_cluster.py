@@ -106,7 +106,7 @@ class PureWorker:
             case machine.PushContribution():
                 self._push(want)
                 return True, None
-        return self.session.unacknowledged == 0, None
+        return self.session.pending_pushes == 0, None
 
     def _ask(self, clock: int) -> None:
         if clock not in self.asked:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ps import path_checks
-from ps.launch.launch_plan import check_logs_kept
+from ps.launch.launch_plan import check_log_folder
 from worker.callbacks.base import Callback, check_callbacks
 from worker.job.option_fields import Parsed, option
 from worker.job.options import MAX_COUNT, TrainOptions
@@ -53,7 +53,7 @@ class RunArguments(TrainOptions):
 
     def check(self) -> None:
         super().check()
-        check_logs_kept(self.logs, self.durability, self.label_option("logs"))
+        check_log_folder(self.logs, self.durability, self.label_option("logs"))
 
 
 class Result(Protocol):

@@ -22,7 +22,7 @@ from ps.client import Client
 from ps.launch import launcher, restart
 from ps.launch.launch_plan import LaunchPlan
 from ps.launch.processes import process_shards
-from ps.wal.recovery import logged_spec, recovered
+from ps.wal.recovery import read_spec, read_state
 from shards.errors import BadInput, GiveUp
 from shards.repartition import whole_weights
 from tests.support.pushers import PATIENCE_S, TABLE, more, pushing, specs_of
@@ -47,7 +47,7 @@ with process_shards(specs_of(1), durability=Durability.LOGGED, logs=folder) as h
 def arena(folder: Path, cluster: Cluster) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """The weights recovered from the WALs below `folder`."""
     shards = range(cluster.map.shards)
-    states = [recovered(folder / f"shard-{shard}")[1] for shard in shards]
+    states = [read_state(folder / f"shard-{shard}")[1] for shard in shards]
     return whole_weights(states, cluster.layout, cluster.map)
 
 
@@ -97,7 +97,7 @@ def test_kill_everything(tmp_path: Path) -> None:
             os.kill(parent.pid, signal.SIGKILL)
             os.kill(pid, signal.SIGKILL)
             parent.wait()
-            specs = [logged_spec(tmp_path / "shard-0")]
+            specs = [read_spec(tmp_path / "shard-0")]
             port = int(cluster.endpoints[0].rpartition(":")[2])
             again = process_shards(specs, port=port, durability=Durability.LOGGED, logs=tmp_path)
             hosts = again.__enter__()

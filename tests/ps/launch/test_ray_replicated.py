@@ -16,7 +16,7 @@ import pytest
 import ps
 from ps.launch import ray_actors
 from ps.launch.ray_actors import Actor
-from ps.launch.ray_launcher import _InRay, node_for_copy, replicated_ray_shards
+from ps.launch.ray_launcher import _InRay, node_for_copy, ray_replicas
 from shards.errors import GiveUp
 from tests.support.eventually import eventually
 from tests.support.replicated_job import (
@@ -42,7 +42,7 @@ def test_actors_die_in_turn(ray_local: str) -> None:
     links use CURVE, as on a cluster.
     """
     with (
-        replicated_ray_shards(specs_of(), silence_s=LONG_SILENCE_S, secure=True) as hosts,
+        ray_replicas(specs_of(), silence_s=LONG_SILENCE_S, secure=True) as hosts,
         ps.AdminClient(hosts.cluster) as console,
     ):
         console.install(TABLE.empty())

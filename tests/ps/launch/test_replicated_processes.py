@@ -14,7 +14,7 @@ import ps
 from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch
 from ps.launch.launch_plan import LaunchPlan
 from ps.launch.process_handle import ProcessHandle
-from ps.launch.processes import replicated_shards
+from ps.launch.processes import process_replicas
 from ps.launch.replica_supervisor import ReplicatedShards, supervise
 from shards.errors import BadInput, GiveUp
 from tests.support.eventually import eventually
@@ -35,7 +35,7 @@ from tests.support.replicated_job import (
 def hosts() -> Iterator[ReplicatedShards]:
     """One shard with zeros installed, ready to lose a copy."""
     with (
-        replicated_shards(specs_of(), silence_s=SILENCE_S) as hosts,
+        process_replicas(specs_of(), silence_s=SILENCE_S) as hosts,
         ps.AdminClient(hosts.cluster) as console,
     ):
         console.install(TABLE.empty())
@@ -90,7 +90,7 @@ def test_arguments_that_make_no_sense(silence_s: float) -> None:
     """A silence that says nothing, or too late, is named before anything starts."""
     expected = r"(at least 0\.2 s, .* and less than the lease of a worker, 60 s|more than 0 s.*)"
     with pytest.raises(BadInput, match=rf"^silence_s: expected {expected}, got {silence_s:g}$"):
-        replicated_shards(specs_of(), silence_s=silence_s).__enter__()
+        process_replicas(specs_of(), silence_s=silence_s).__enter__()
 
 
 class Starts:

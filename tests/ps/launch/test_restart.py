@@ -176,7 +176,7 @@ def test_what_counts_is_how_long_it_served(
     monkeypatch.undo()
     deaths = RestartPolicy()
     for served_s in served:
-        deaths.died(served_s)
+        deaths.count_death(served_s)
     assert deaths.too_many is too_many
     assert deaths.all == len(served)
 
@@ -186,12 +186,12 @@ def test_pauses_between_quick_deaths_grow(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.undo()
     deaths, pauses = RestartPolicy(), []
     for served_s in (8.0, 0.1, None, 0.1, 8.0, 0.1):
-        deaths.died(served_s)
+        deaths.count_death(served_s)
         pauses.append(deaths.pause_s)
     assert pauses == [0.0, 0.1, 0.2, 0.4, 0.0, 0.1]
     starts, pauses = RestartPolicy(), []
     for _ in range(8):
-        starts.died(None, killed=True)
+        starts.count_death(None, killed=True)
         pauses.append(starts.pause_s)
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 3.2, 3.2]
     assert not starts.too_many
@@ -201,7 +201,7 @@ def test_pauses_have_a_limit() -> None:
     """A coordinator is never given up: its pauses grow up to a limit, until one serves."""
     policy, pauses = RestartPolicy(2.0, 60.0), []
     for served_s in (*[None] * 7, 1e9):
-        policy.died(served_s)
+        policy.count_death(served_s)
         pauses.append(policy.pause_s)
     assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 0.0]
 

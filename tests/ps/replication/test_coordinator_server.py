@@ -5,7 +5,7 @@ import pytest
 
 from ps.replication.coordinator_server import CopyRegistry
 from ps.security.authorization import Admission, Invitation
-from ps.security.keys import pinned
+from ps.security.keys import pin_key
 from ps.transport import coordinator_messages
 from ps.transport.coordinator_messages import (
     AdmitCopies,
@@ -20,7 +20,7 @@ OPERATOR, TOKEN, ONE, TWO, NOBODY = (digit * 64 for digit in "01234")
 
 
 def report(boot: int, clients: str, peer: str) -> Heartbeat:
-    ends = [pinned(f"tcp://127.0.0.1:{port}", key) for port, key in ((1, clients), (2, peer))]
+    ends = [pin_key(f"tcp://127.0.0.1:{port}", key) for port, key in ((1, clients), (2, peer))]
     return Heartbeat("job", Beat(0, boot, 0), *ends)
 
 

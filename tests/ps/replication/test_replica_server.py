@@ -181,7 +181,7 @@ class Waiting:
     def __init__(self, reports: Sequence[Heartbeat]) -> None:
         self._reports = list(reports)
 
-    def arrived(self, most: int) -> Iterator[list[zmq.Frame]]:
+    def take_messages(self, most: int) -> Iterator[list[zmq.Frame]]:
         for report in self._reports[:most]:
             yield [zmq.Frame(b"sender"), zmq.Frame(msgspec.msgpack.encode(report))]
 

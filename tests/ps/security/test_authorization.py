@@ -10,7 +10,7 @@ from ps.security.authorization import (
     KeyRegistry,
     issue,
 )
-from ps.security.keys import KeyPair, address_of, key_bytes, pinned
+from ps.security.keys import KeyPair, address_of, key_bytes, pin_key
 from shards.errors import BadInput, BadMessage, Fenced, GiveUp, Retry
 from shards.messages import AskStatus, Join, Probe, Renew
 
@@ -28,7 +28,7 @@ def test_only_known_keys_come_in() -> None:
     assert [door.admits(key) for key in (OPERATOR, TOKEN, ONE, "")] == [True, True, False, False]
     door.enrol("w1", 0, ONE, now=1.0)
     assert door.admits(ONE)
-    assert [door.invited(key) for key in (OPERATOR, TOKEN, ONE)] == [False, True, False]
+    assert [door.is_invitation(key) for key in (OPERATOR, TOKEN, ONE)] == [False, True, False]
 
 
 def test_a_worker_speaks_for_its_own_name_alone() -> None:
@@ -143,7 +143,7 @@ def test_shards_are_told_no_secret() -> None:
 
 def test_an_endpoint_pins_a_key() -> None:
     """A pinned key is read as it was written; a plain endpoint has none."""
-    endpoint = pinned("tcp://10.0.0.1:7400", ONE)
+    endpoint = pin_key("tcp://10.0.0.1:7400", ONE)
     assert endpoint == f"curve://{ONE}@10.0.0.1:7400"
     assert address_of(endpoint) == ("tcp://10.0.0.1:7400", ONE)
     for plain in ("tcp://10.0.0.1:7400", "ipc:///tmp/s", f"curve://{ONE[1:]}@h:1"):

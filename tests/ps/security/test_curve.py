@@ -20,7 +20,7 @@ from ps.security import handshake_diagnostics
 from ps.security.authorization import Admission, Invitation
 from ps.security.enrolment import Enrol, join
 from ps.security.handshake_diagnostics import fault_at
-from ps.security.keys import KeyPair, address_of, expect, pinned
+from ps.security.keys import KeyPair, address_of, expect, pin_key
 from ps.server.server import ShardServer
 from ps.transport.transports import Transport
 from shards import wire_format
@@ -114,7 +114,7 @@ def test_no_curve(cluster: Cluster, come: Callable[[Cluster], None]) -> None:
 def test_wrong_server_key(cluster: Cluster, come: Callable[[Cluster], None]) -> None:
     """A client sends nothing to a server that cannot prove the pinned key."""
     others = KeyPair.new().public
-    moved = tuple(pinned(address_of(at).plain, others) for at in cluster.endpoints)
+    moved = tuple(pin_key(address_of(at).plain, others) for at in cluster.endpoints)
     with pytest.raises(GiveUp, match="broke off the handshake: the server key does not match"):
         come(msgspec.structs.replace(cluster, endpoints=moved))
     as_worker(cluster)

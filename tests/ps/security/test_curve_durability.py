@@ -17,7 +17,7 @@ from ps.launch import restart
 from ps.launch.processes import process_shards
 from ps.security.authorization import Admission, Enrolment, Enrolments, Invitation
 from ps.security.enrolment import EnrolmentStore
-from ps.security.keys import KeyPair, address_of, load_or_create_keys, pinned
+from ps.security.keys import KeyPair, address_of, load_or_create_keys, pin_key
 from ps.transport.transports import Transport
 from shards.errors import BadInput, GiveUp
 from tests.support.curve_clients import as_worker
@@ -29,7 +29,7 @@ ADMISSION = Admission("0" * 64, Invitation("a" * 64, 5))
 
 def with_other_keys(cluster: Cluster) -> Cluster:
     others = KeyPair.new().public
-    moved = tuple(pinned(address_of(at).plain, others) for at in cluster.endpoints)
+    moved = tuple(pin_key(address_of(at).plain, others) for at in cluster.endpoints)
     return msgspec.structs.replace(cluster, endpoints=moved)
 
 

@@ -17,14 +17,14 @@ import zmq
 import ps
 from ps.client import Client
 from ps.cluster import Access
-from ps.launch.processes import replicated_shards
+from ps.launch.processes import process_replicas
 from ps.replication.coordinator_server import CoordinatorServer
 from ps.replication.peer_link import PeerLink
 from ps.replication.replica_server import ReplicaServer
 from ps.security.authorization import Admission, Invitation, issue
 from ps.security.enrolment import join
 from ps.security.handshake_diagnostics import fault_at
-from ps.security.keys import KeyPair, address_of, expect, pinned
+from ps.security.keys import KeyPair, address_of, expect, pin_key
 from ps.transport import coordinator_messages
 from ps.transport.coordinator_messages import Heartbeat, LocatePrimaries, PeerMessage, PrimaryList
 from ps.transport.primary_resolver import PrimaryResolver
@@ -163,7 +163,7 @@ def test_another_servers_key(group: Group) -> None:
     """A server that cannot prove the pinned key is not accepted as a coordinator or copy."""
     other = KeyPair.new()
     for at in sockets(group):
-        assert BROKEN_OFF in fault_at(pinned(address_of(at).plain, other.public), other)
+        assert BROKEN_OFF in fault_at(pin_key(address_of(at).plain, other.public), other)
 
 
 def test_an_unknown_key(group: Group) -> None:
@@ -183,10 +183,10 @@ def test_a_right_key_under_anothers_name_at_the_coordinator(group: Group) -> Non
     """Neither a worker nor a copy can redirect clients, or register a copy."""
     assert group.access is not None
     job = group.specs[0].job
-    token, copy = KeyPair.of(group.access.token), group.copies[1]._reporter._own
+    token, copy = KeyPair.of(group.access.token), group.copies[1]._reporter._keys
     assert copy is not None
     context = zmq.Context()
-    ends = [pinned("tcp://127.0.0.1:1", copy.public)] * 2
+    ends = [pin_key("tcp://127.0.0.1:1", copy.public)] * 2
     as_primary = Heartbeat(job, Beat(0, 1, 0), *ends)
     for own, forged in (
         (token, as_primary),
@@ -348,7 +348,7 @@ def test_processes_are_killed() -> None:
     Neither their command lines nor their environments hold a secret.
     """
     with (
-        replicated_shards(specs_of(), silence_s=LONG_SILENCE_S, secure=True) as hosts,
+        process_replicas(specs_of(), silence_s=LONG_SILENCE_S, secure=True) as hosts,
         ps.AdminClient(hosts.cluster) as console,
     ):
         console.install(replicated_job.TABLE.empty())

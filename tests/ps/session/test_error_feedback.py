@@ -38,7 +38,7 @@ def gradients(count: int) -> Any:
 def decoded(writer: ErrorFeedback, written: Any) -> Any:
     """The floats that the shards decode from these payloads, as one array."""
     arena = np.full(SIZE, np.nan, np.float32)
-    kind = Compression(push=writer.tables["net"].writing).pushed
+    kind = Compression(push=writer.tables["net"].writing).push_kind
     for keys, frame in zip(RANGES, written, strict=True):
         payload = payloads.validate("push", kind, False, keys, frame.data)
         payloads.decode(kind, payload, arena[keys.start : keys.stop])

@@ -106,4 +106,4 @@ def test_what_the_caller_does_between_two_requests_counts_once() -> None:
         came.append(pacing.enter(kind, comes))
         pacing.leave(goes)
     assert came == [1.0, 2.0, 1.0]
-    assert pacing.pushes._own_s == 1.0 + 0.25 * (3.0 - 1.0)
+    assert pacing.pushes._compute_s == 1.0 + 0.25 * (3.0 - 1.0)

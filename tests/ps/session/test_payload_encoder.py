@@ -8,7 +8,7 @@ import pytest
 
 from ps import Compression
 from ps.session.events import Pulled
-from ps.session.payload_encoder import PulledView, advanced
+from ps.session.payload_encoder import PulledView, advance
 from shards import payloads
 from shards.messages import Kind, Pull, PulledPart, Weights
 from tests.support.session_replies import deliver, ready_session, weights
@@ -32,9 +32,9 @@ def change(place: int, value: float) -> Any:
 
 def test_changes_are_added_to_a_view_that_stays_as_it_was() -> None:
     """The caller may still read an earlier answer, so every view is an array of its own."""
-    first = advanced(None, *reply(0, 10, 4), whole(1.0))
+    first = advance(None, *reply(0, 10, 4), whole(1.0))
     assert first is not None
-    second = advanced(first, *reply(10, 11, 6), change(3, 0.5))
+    second = advance(first, *reply(10, 11, 6), change(3, 0.5))
     assert second is not None
     assert (second.number, second.version) == (11, 6)
     assert (second.weights[3], second.weights.sum()) == (1.5, 256.5)
@@ -46,11 +46,11 @@ def test_a_whole_answer_replaces_the_view(number: int, boot: int) -> None:
     """This includes one from another life of the shard, which counts from 1 and may have the lower
     boot number: a backup may be older than the primary that it follows.
     """
-    first = advanced(None, *reply(0, 10, 4), whole(1.0))
-    later = advanced(first, *reply(0, number, 5, boot), whole(2.0))
+    first = advance(None, *reply(0, 10, 4), whole(1.0))
+    later = advance(first, *reply(0, number, 5, boot), whole(2.0))
     assert later is not None
     assert (later.boot, later.number, later.weights[0]) == (boot, number, 2.0)
-    changed = advanced(later, *reply(number, number + 1, 6, boot), change(0, 0.5))
+    changed = advance(later, *reply(number, number + 1, 6, boot), change(0, 0.5))
     assert changed is not None
     assert (changed.boot, changed.number, changed.weights[0]) == (boot, number + 1, 2.5)
 
@@ -59,8 +59,8 @@ def test_a_whole_answer_replaces_the_view(number: int, boot: int) -> None:
 @pytest.mark.parametrize("boot", [1, 3])
 def test_changes_of_another_life(number: int, boot: int) -> None:
     """They cannot be applied, even where the numbers would fit."""
-    first = advanced(None, *reply(0, 10, 4), whole(1.0))
-    assert advanced(first, *reply(number, number + 1, 5, boot), change(0, 1.0)) is None
+    first = advance(None, *reply(0, 10, 4), whole(1.0))
+    assert advance(first, *reply(number, number + 1, 5, boot), change(0, 1.0)) is None
 
 
 @pytest.mark.parametrize("late", [reply(10, 11, 5), reply(0, 11, 5), reply(9, 10, 4)])
@@ -68,14 +68,14 @@ def test_what_was_overtaken_changes_nothing(late: Told) -> None:
     """The worker's view is newer than the one that the late answer leads to."""
     newer = PulledView(2, 12, 7, np.ones(256, np.float32))
     frames = change(0, 1.0) if late[1].base else whole(3.0)
-    assert advanced(newer, *late, frames) is newer
+    assert advance(newer, *late, frames) is newer
 
 
 @pytest.mark.parametrize("number", [None, 9, 8])
 def test_changes_to_a_view_that_never_came(number: int | None) -> None:
     """An earlier answer was lost, so they cannot be applied."""
     mine = None if number is None else PulledView(2, number, 7, np.ones(256, np.float32))
-    assert advanced(mine, *reply(10, 11, 8), change(0, 1.0)) is None
+    assert advance(mine, *reply(10, 11, 8), change(0, 1.0)) is None
 
 
 def test_weights_are_asked_for_again_when_changes_are_of_no_use() -> None:

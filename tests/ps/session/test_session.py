@@ -271,11 +271,11 @@ def test_a_push() -> None:
     ]
     assert all(np.shares_memory(gradient, send.frames[0]) for send in sends)
     assert [send.frames[0][0] for send in sends] == [0, 256]
-    assert session.unacknowledged == 1
+    assert session.pending_pushes == 1
     assert deliver(session, ack(1, 5, 1)) == ([], [])
-    assert session.unacknowledged == 1
+    assert session.pending_pushes == 1
     assert deliver(session, ack(0, 5, 1), now=1.5) == ([], [Pushed(request, 1, 5, 0, 0.5, (9, 9))])
-    assert session.unacknowledged == 0
+    assert session.pending_pushes == 0
 
 
 def test_leaving() -> None:
@@ -315,7 +315,7 @@ def test_a_gradient_that_does_not_fit(
             loss=0,
             now=0.0,
         )
-    assert (session.seq, session.unacknowledged) == (0, 0)
+    assert (session.seq, session.pending_pushes) == (0, 0)
 
 
 def test_weights_that_do_not_fit() -> None:

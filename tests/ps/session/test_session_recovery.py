@@ -143,7 +143,7 @@ def test_a_push_may_be_known_that_was_repeated() -> None:
     (event,) = deliver(session, known(0, send.message.request, 1))[1]
     assert isinstance(event, Pushed)
     (send,) = send_push(session, clock=2)
-    session.renewed(0, 6.0)
+    session.resume_link(0, 6.0)
     (event,) = deliver(session, known(0, send.message.request, 2))[1]
     assert isinstance(event, Pushed)
 
@@ -166,7 +166,7 @@ def test_a_part_that_is_refused_is_made_up_for_by_none() -> None:
     assert deliver(session, ack(0, request, 1)) == ([], [])
     (event,) = deliver(session, ack(1, request, 1))[1]
     assert isinstance(event, Pushed)
-    assert session.unacknowledged == 0
+    assert session.pending_pushes == 0
 
 
 def test_memory_that_was_refused_is_not_written_while_a_copy_is_on_its_way() -> None:
@@ -194,8 +194,8 @@ def test_a_link_that_was_renewed_is_told_all_that_is_outstanding() -> None:
     send_push(session, now=0.0)
     session.pull(1, now=0.5)
     deliver(session, ack(0, 5, 1), now=0.6)
-    assert [type(message) for _, message in brief(session.renewed(0, 0.7))] == [Pull]
-    again = brief(session.renewed(1, 0.9))
+    assert [type(message) for _, message in brief(session.resume_link(0, 0.7))] == [Pull]
+    again = brief(session.resume_link(1, 0.9))
     assert [(shard, type(message)) for shard, message in again] == [(1, Push), (1, Pull)]
     assert session.tick(1.6) == []
     assert [shard for shard, _ in brief(session.tick(1.9))] == [0, 1, 1]
@@ -218,7 +218,7 @@ def test_a_lost_message_to_another_copy_is_soon_sent_again() -> None:
     send_push(session, now=99.0)
     deliver(session, ack(0, 3, 1), now=99.01)
     send_push(session, clock=2, now=100.0)
-    ((_, hello),) = brief(session.moved(0, now=200.0))
+    ((_, hello),) = brief(session.greet_new_primary(0, now=200.0))
     assert deadlines(session, 200.15) == [(200.1, "Hello")]
     (((_, join),), _) = deliver(session, welcome(0, hello.request, seq=1, boot=8), now=200.15)
     assert deadlines(session, 200.3) == [(200.25, "Join")]
@@ -233,7 +233,7 @@ def test_what_another_copy_is_slow_to_answer_is_not_sent_too_often() -> None:
     at intervals that double, and on a slow link after two of its pushes' durations.
     """
     session = ready_session(1)
-    ((_, hello),) = brief(session.moved(0, now=200.0))
+    ((_, hello),) = brief(session.greet_new_primary(0, now=200.0))
     times = [at for at, _ in deadlines(session, 205.0)]
     assert len([at for at in times if at < 202.05]) == 20
     assert len([at for at in times if at > 202.05]) <= 5
@@ -242,7 +242,7 @@ def test_what_another_copy_is_slow_to_answer_is_not_sent_too_often() -> None:
         send_push(session, now=99.0)
         deliver(session, ack(0, 3, 1), now=99.0 + push_s)
         send_push(session, clock=2, now=100.0)
-        ((_, hello),) = brief(session.moved(0, now=200.0))
+        ((_, hello),) = brief(session.greet_new_primary(0, now=200.0))
         (((_, join),), _) = deliver(session, welcome(0, hello.request, seq=1, boot=8), now=200.0)
         deliver(session, joined(0, join.request, boot=8), now=200.0)
         assert [at for at, _ in deadlines(session, 202.0)] == [200.0 + s for s in after]
@@ -252,11 +252,11 @@ def test_over_a_renewed_link_greetings_come_first_as_ever() -> None:
     """Before it has joined, a worker sends nothing else; an unregistered shard is greeted."""
     session = a_session(1)
     session.hello(0.0)
-    assert [type(message) for _, message in brief(session.renewed(0, 0.5))] == [Hello]
+    assert [type(message) for _, message in brief(session.resume_link(0, 0.5))] == [Hello]
     session = ready_session(1)
     send_push(session)
-    session.moved(0, 1.0)
-    assert [type(message) for _, message in brief(session.renewed(0, 1.5))] == [Hello]
+    session.greet_new_primary(0, 1.0)
+    assert [type(message) for _, message in brief(session.resume_link(0, 1.5))] == [Hello]
 
 
 # --- gaps -----------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ def test_another_copy_is_greeted_and_sent_what_was_not_acknowledged() -> None:
     """
     session = ready_session(1, patience_s=30.0)
     send_push(session, now=100.0)
-    ((shard, hello),) = brief(session.moved(0, now=200.0))
+    ((shard, hello),) = brief(session.greet_new_primary(0, now=200.0))
     assert (shard, type(hello)) == (0, Hello)
     assert brief(session.tick(200.05)) == []
     assert brief(session.tick(200.1)) == [(0, hello)]

@@ -48,10 +48,10 @@ def test_pushes_of_a_life_before_count_as_well() -> None:
     itself.
     """
     session = ready_session(1)
-    session.moved(0, 0.0)
+    session.greet_new_primary(0, 0.0)
     deliver(session, welcome(0, 3, seq=5, boot=2))
     deliver(session, joined(0, 4, boot=2))
-    session.moved(0, 1.0)
+    session.greet_new_primary(0, 1.0)
     sends, events = deliver(session, rolled_back(0, 5, seq=3, boot=3))
     assert sends == [(0, Join(6, "job", "w", 2, 3, 0, again=True, seq=5, step=50))]
     assert events == [RolledBack(0, 3, 6, lost=2)]
@@ -76,7 +76,7 @@ def test_it_is_told_once() -> None:
     send_push(session, clock=1)
     deliver(session, ack(0, 3, 1))
     for request, events in ((4, [RolledBack(0, 2, 0, lost=1)]), (6, [])):
-        session.moved(0, 1.0)
+        session.greet_new_primary(0, 1.0)
         assert deliver(session, rolled_back(0, request, seq=0))[1] == events
         deliver(session, joined(0, request + 1, boot=2))
 
@@ -86,6 +86,6 @@ def test_a_shard_that_does_not_say_so_is_given_up() -> None:
     session = ready_session(2)
     send_push(session, clock=1)
     deliver(session, ack(1, 5, 1))
-    session.moved(1, 1.0)
+    session.greet_new_primary(1, 1.0)
     with pytest.raises(GiveUp, match="shard 1 came back at push 0 of w but had acknowledged 1"):
         deliver(session, welcome(1, 6, seq=0, boot=2))

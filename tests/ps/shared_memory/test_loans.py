@@ -72,14 +72,14 @@ def test_what_is_in_use_is_never_recycled() -> None:
                     using.discard(loan)
                     borrowed.give_back(loan)
                 case _:
-                    to_lender.append((borrowed.seen, borrowed.held))
+                    to_lender.append((borrowed.seen, borrowed.loans))
             if to_lender and dice.random() < 0.7:
                 said = to_lender.pop(dice.randrange(len(to_lender)))
                 if dice.random() > 0.2:
                     loans.settle(*said)
-            assert using <= set(loans.lent), f"seed {SEED}"
+            assert using <= set(loans.open_loans), f"seed {SEED}"
         borrowed.borrow(loans.count) if loans.count > borrowed.seen else None
-        for loan in borrowed.held:
+        for loan in borrowed.loans:
             borrowed.give_back(loan)
-        loans.settle(borrowed.seen, borrowed.held)
+        loans.settle(borrowed.seen, borrowed.loans)
         assert not len(loans)

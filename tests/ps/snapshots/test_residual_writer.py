@@ -18,7 +18,7 @@ from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots import checked_json, residual_writer
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.snapshots.manifest import damage
-from ps.snapshots.residual_writer import FOLDER, gathered, saved_residual, sweep_residuals
+from ps.snapshots.residual_writer import FOLDER, gather_residuals, saved_residual, sweep_residuals
 from ps.snapshots.shard_file import StateFile
 from ps.snapshots.worker_state import SavedWorkerState
 from shards.errors import BadInput
@@ -250,11 +250,11 @@ def test_a_note_speaks_of_no_file_but_its_own(
     part = StateFile(file.format(secret=secret), size, 1, ("0" * 16,), 4096)
     kept = SavedWorkerState(worker="w", incarnation=0, seq=1, part=part)
     (place / FOLDER / note).write_bytes(checked_json.encode(kept))
-    assert gathered(SnapshotCatalog(place).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
+    assert gather_residuals(SnapshotCatalog(place).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
     good = msgspec.structs.replace(kept, part=StateFile(OWN, len(SECRET), 1, ("0" * 16,), 4096))
     (place / FOLDER / "w.0.1.json").write_bytes(checked_json.encode(good))
     found = [(f"{FOLDER}/{OWN}", good)]
-    assert gathered(SnapshotCatalog(place).store, {"w": (0, 1)}, 0.0) == (found, [])
+    assert gather_residuals(SnapshotCatalog(place).store, {"w": (0, 1)}, 0.0) == (found, [])
 
 
 @pytest.mark.parametrize("hard_links", [True, False])
@@ -283,14 +283,14 @@ def test_a_pipe_among_the_notes_holds_up_nobody(tmp_path: Path) -> None:
     """It is passed over."""
     (tmp_path / FOLDER).mkdir()
     os.mkfifo(tmp_path / FOLDER / "w.0.1.json")
-    assert gathered(SnapshotCatalog(tmp_path).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
+    assert gather_residuals(SnapshotCatalog(tmp_path).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
 
 
 def test_a_garbled_note_holds_up_nobody(tmp_path: Path) -> None:
     """A note that is not UTF-8 is ignored."""
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "w.0.1.json").write_bytes(b'{"worker": "\xff"}')
-    assert gathered(SnapshotCatalog(tmp_path).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
+    assert gather_residuals(SnapshotCatalog(tmp_path).store, {"w": (0, 1)}, 0.0) == ([], ["w"])
 
 
 def _without_hard_links(*_: object) -> None:

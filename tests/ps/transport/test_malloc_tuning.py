@@ -42,14 +42,14 @@ for block in own[::2]:
 blocks = [used(1 << 20) for _ in range(200)]
 surplus = HeapTrimmer()
 for _ in range(seen):
-    surplus.received(size)
+    surplus.count_message(size)
 for block in blocks[::2]:
     libc.free(block)
 print(resident_bytes())
 for _ in range(least - 1):
-    surplus.received(size)
+    surplus.count_message(size)
 print(resident_bytes())
-surplus.received(size)
+surplus.count_message(size)
 print(resident_bytes())
 """
 

@@ -26,7 +26,7 @@ def pair() -> Iterator[Pair]:
 
 
 def taken(socket: "zmq.Socket[bytes]", most: int = 16) -> list[list[bytes]]:
-    came = multipart.Inbox(socket).arrived(most)
+    came = multipart.Inbox(socket).take_messages(most)
     return [[bytes(frame) for frame in multipart.views(message)] for message in came]
 
 
@@ -55,7 +55,7 @@ def test_a_frame_outlives_what_comes_after_it(pair: Pair) -> None:
     kept: list[Buffer] = []
     for size in (10, 100_000, 10, 100_000):
         multipart.send(one, [bytes([len(kept)]) * size])
-        kept += [multipart.views(message)[0] for message in multipart.Inbox(two).arrived(1)]
+        kept += [multipart.views(message)[0] for message in multipart.Inbox(two).take_messages(1)]
     assert [(frame[0], len(frame)) for frame in kept] == [
         (0, 10), (1, 100_000), (2, 10), (3, 100_000),
     ]  # fmt: skip
@@ -83,7 +83,7 @@ def test_the_reference_to_a_watched_frame_dies_when_it_has_left(pair: Pair) -> N
     assert small() is None
     received = multipart.Inbox(two)
     eventually(lambda: two.poll(0), because="the message comes")
-    (frames,) = received.arrived(1)
+    (frames,) = received.take_messages(1)
     assert large() is not None
     assert np.array_equal(np.frombuffer(frames[1].bytes, np.float32), array)
     frames.clear()
@@ -102,6 +102,6 @@ def test_a_message_of_too_many_frames_is_dropped(
     inbox = multipart.Inbox(two, 4, refused.append)
     for message in ([b"a"] * 4, [b"x"] * 100, [b"b"]):
         multipart.send(one, message)
-    turns = [[[frame.bytes for frame in came] for came in inbox.arrived(4)] for _ in range(5)]
+    turns = [[[frame.bytes for frame in came] for came in inbox.take_messages(4)] for _ in range(5)]
     assert turns == [[[b"a"] * 4], [], [], [[b"b"]], []]
     assert [frame.bytes for frame in refused] == [b"x"]

@@ -89,7 +89,7 @@ def test_whatever_arrives_when_messages_come_whole_and_in_order(stripes: int) ->
         gatherer = Gatherer(PLENTY)
         found = received(gatherer, lanes_of(messages, stripes), dice)
         assert list(map(as_bytes, found)) == messages
-        assert gatherer.held_bytes == 0
+        assert gatherer.buffer_bytes == 0
 
 
 def test_what_is_lost_holds_back_nothing() -> None:
@@ -108,7 +108,7 @@ def test_what_is_lost_holds_back_nothing() -> None:
         whole = [number for number in range(10) if number not in {number for _, number in lost}]
         assert list(map(number_of, found)) == whole
         assert all(as_bytes(parts) == messages[number_of(parts)] for parts in found)
-        assert gatherer.held_bytes == 0, "the last one was whole, so nothing is waited for"
+        assert gatherer.buffer_bytes == 0, "the last one was whole, so nothing is waited for"
 
 
 def test_connections_that_break_may_mix_up_anything() -> None:
@@ -185,7 +185,7 @@ def test_unfinished_messages_are_bounded() -> None:
     gatherer = Gatherer(most)
     for part in first:
         gatherer.take(b"", part)
-        assert gatherer.held_bytes <= most
+        assert gatherer.buffer_bytes <= most
     whole = [gatherer.take(b"", part) is not None for part in second]
     assert whole[-1]
     assert 1 < sum(whole) < 4
@@ -193,8 +193,8 @@ def test_unfinished_messages_are_bounded() -> None:
         token = sender.to_bytes(TOKEN_BYTES, "big")
         for part in Cutter(token).cut([bytes(3 * MIN_BYTES)], 3)[:2]:
             gatherer.take(b"", part)
-            assert gatherer.held_bytes <= 4 * most
-    assert gatherer.held_bytes > 2 * most
+            assert gatherer.buffer_bytes <= 4 * most
+    assert gatherer.buffer_bytes > 2 * most
     with pytest.raises(BadMessage):
         gatherer.take(b"", [lanes_of([[b"x"]], 3)[0][0][0]])
 
@@ -204,11 +204,11 @@ def test_empty_parts_and_many_senders_are_bounded() -> None:
     gatherer = Gatherer(100_000)
     for part in lanes_of([[b""]] * 1000, 2)[1]:
         gatherer.take(b"", part)
-    assert 0 < gatherer.held_bytes <= 100_000
+    assert 0 < gatherer.buffer_bytes <= 100_000
     for sender in range(3000):
         part = Cutter(sender.to_bytes(TOKEN_BYTES, "big")).cut([b""], 2)[1]
         gatherer.take(b"", over_the_wire(part))
-    assert gatherer.held_bytes <= 400_000
+    assert gatherer.buffer_bytes <= 400_000
     assert gatherer.addresses(SENDER) == []
 
 
@@ -216,9 +216,9 @@ def test_a_new_sender_puts_out_the_one_longest_silent() -> None:
     """With room for one sender, a shard's unfinished parts go when its next life sends."""
     gatherer = Gatherer(PLENTY, 1)
     gatherer.take(b"", Cutter(TOKEN).cut([bytes(MIN_BYTES)], 2)[0])
-    held = gatherer.held_bytes
+    held = gatherer.buffer_bytes
     gatherer.take(b"", Cutter(b"u" * TOKEN_BYTES).cut([b"x"], 2)[0])
-    assert held > MIN_BYTES // 2 > gatherer.held_bytes > 0
+    assert held > MIN_BYTES // 2 > gatherer.buffer_bytes > 0
 
 
 def test_a_stranger_costs_next_to_nothing() -> None:
@@ -233,15 +233,15 @@ def test_a_stranger_costs_next_to_nothing() -> None:
     for sender in range(3000):
         token = sender.to_bytes(TOKEN_BYTES, "big")
         gatherer.take(b"", over_the_wire(Cutter(token).cut([bytes(20_000)], 2)[0]))
-        assert gatherer.held_bytes < 3 << 20
+        assert gatherer.buffer_bytes < 3 << 20
     gatherer.tick()
-    assert gatherer.held_bytes == 0
+    assert gatherer.buffer_bytes == 0
     assert gatherer.take(b"x", lanes_of([[b"hello"]], 2)[0][0]) is None
     assert gatherer.take(b"y", lanes_of([[b"hello"]], 2)[1][0]) == (SENDER, [b"hello"])
     assert gatherer.addresses(SENDER) == [b"x", b"y"]
     gatherer.trust(SENDER)
     assert gatherer.take(b"x", first[2]) is None
-    assert gatherer.held_bytes > MIN_BYTES // 2
+    assert gatherer.buffer_bytes > MIN_BYTES // 2
     whole = gatherer.take(b"y", second[2])
     assert whole is not None
     assert as_bytes(whole[1]) == [bytes(MIN_BYTES)]
@@ -268,9 +268,9 @@ def test_what_does_not_move_is_dropped() -> None:
     gatherer = Gatherer(PLENTY)
     gatherer.take(b"", first[0])
     gatherer.tick()
-    assert gatherer.held_bytes > 0
+    assert gatherer.buffer_bytes > 0
     gatherer.tick()
-    assert gatherer.held_bytes == 0
+    assert gatherer.buffer_bytes == 0
     assert gatherer.take(b"", second[0]) is None
     gatherer.take(b"", first[1])
     assert gatherer.take(b"", second[1]) == (SENDER, [b"b"])
@@ -330,7 +330,7 @@ def test_mangled_parts_are_refused() -> None:
             gatherer.take(b"", [wild, dice.randbytes(9)])
         except BadMessage:
             continue
-    assert gatherer.held_bytes < 4 << 20
+    assert gatherer.buffer_bytes < 4 << 20
 
 
 def test_how_many_follows_from_the_round_trip() -> None:

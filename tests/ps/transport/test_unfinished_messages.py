@@ -41,7 +41,7 @@ class Door:
 
     def heard(self) -> list[list[bytes]]:
         """The number of whole messages that have come; unfinished ones are checked."""
-        came = [[frame.bytes for frame in one[1:]] for one in self.accepted.arrived(16)]
+        came = [[frame.bytes for frame in one[1:]] for one in self.accepted.take_messages(16)]
         self.accepted._look_at = 0.0
         self.accepted.check_connections()
         return came
@@ -147,7 +147,7 @@ def test_a_peer_that_knows_the_job_is_not_blamed_for_other_memory(door: Door) ->
         heard: list[zmq.Frame] = []
 
         def vouched() -> bool:
-            for frames in door.accepted.arrived(16):
+            for frames in door.accepted.take_messages(16):
                 door.accepted.trust(frames[0])
                 heard.extend(frames)
             return bool(heard)
@@ -219,7 +219,7 @@ def test_a_message_is_not_counted_for_the_next_connection_of_its_number(door: Do
     """What was heard over a connection that has closed since is forgotten."""
     with spoken_to(door.endpoint) as connection:
         connection.sendall(GREETING)
-        eventually(lambda: door.accepted.arrived(16), because="the greeting arrives")
+        eventually(lambda: door.accepted.take_messages(16), because="the greeting arrives")
         door.accepted._hear_events()
         assert len(door.accepted._connections) == 1
         heard = dict(door.accepted._heard)
@@ -231,7 +231,7 @@ def test_a_message_is_not_counted_for_the_next_connection_of_its_number(door: Do
 
 
 def vouched_for(door: Door) -> bool:
-    came = door.accepted.arrived(16)
+    came = door.accepted.take_messages(16)
     for message in came:
         door.accepted.trust(message[0])
     return bool(came)
@@ -247,7 +247,7 @@ def unfinished(door: Door) -> int:
     """The unfinished bytes of all connections, at the last count."""
     door.heard()
     door.accepted._count()
-    return sum(one.unfinished for one in door.accepted._connections.values())
+    return sum(one.partial_bytes for one in door.accepted._connections.values())
 
 
 def was_reset(door: Door) -> bool:

@@ -16,7 +16,7 @@ from ps import storage
 from ps.durability import Durability
 from ps.wal import log_folder
 from ps.wal.job_logs import load_logs
-from ps.wal.recovery import MARK, logged_spec, recovered
+from ps.wal.recovery import MARK, read_spec, read_state
 from ps.wal.writer import WriteAheadLog
 from shards import wal_format
 from shards.errors import BadInput, GiveUp
@@ -49,7 +49,7 @@ def test_lives_go_on_from_one_another(durability: Durability, tmp_path: Path) ->
             one.enter()
             one.push(3)
             held = one.held()
-    read, state = recovered(folder)
+    read, state = read_state(folder)
     assert (read, state.saved.version) == (spec(rule=Momentum(0.5), bound=None), 12)
     assert [array.tobytes() for array in state.arrays.values()] == held
     assert {one.stat().st_mode & 0o777 for one in (folder, *folder.parents[:2])} == {0o700}
@@ -168,7 +168,7 @@ def test_a_base_that_lacks_only_its_name(tmp_path: Path) -> None:
         unfinished.write_bytes(
             b"".join(wal_format.encode(*wal_format.state_of(one.shard, 1), number=1))
         )
-    _, state = recovered(folder)
+    _, state = read_state(folder)
     assert state.arrays["net/weights"].tobytes() == held[0]
     assert unfinished.exists()
 
@@ -233,7 +233,7 @@ def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
     content[2000] ^= 1
     path.write_bytes(content)
     line = rf"^log {path}: the record at byte \d+ does not match its checksum$"
-    for look in (lambda: Life(folder), lambda: recovered(folder)):
+    for look in (lambda: Life(folder), lambda: read_state(folder)):
         with pytest.raises(BadInput, match=line):
             look()
     assert path.read_bytes() == content
@@ -289,7 +289,7 @@ def test_a_newest_log_that_ends_too_early_is_named(
                 f"; restore the missing records, or remove {folder / MARK} to continue without them"
             )
         path.write_bytes(content)
-        _, state = recovered(folder)
+        _, state = read_state(folder)
         assert (state.arrays["net/weights"].tobytes(), state.saved.version) == (held[0], 5 * lives)
     path.unlink()
     (folder / MARK).unlink()
@@ -369,7 +369,7 @@ def test_another_jobs_log(tmp_path: Path) -> None:
     """A folder belongs to one job, one shard, one build, and one setting of each."""
     folder = tmp_path / "shard-0"
     written(folder)
-    assert logged_spec(folder).job == "job"
+    assert read_spec(folder).job == "job"
     path = folder / "log-00000000"
     for changes, text in (
         ({"job": "other"}, "expected job other, got job"),
@@ -391,7 +391,7 @@ def test_a_log_of_an_earlier_format(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     written(folder)
     monkeypatch.undo()
     content = last_log(folder).read_bytes()
-    for look in (lambda: Life(folder), lambda: recovered(folder)):
+    for look in (lambda: Life(folder), lambda: read_state(folder)):
         with pytest.raises(BadInput) as caught:
             look()
         assert str(caught.value) == f"log {last_log(folder)}: expected format 6, got 3"
@@ -404,7 +404,7 @@ def test_a_log_whose_records_had_another_layout(tmp_path: Path) -> None:
     written(folder)
     content = b"\x93DPSLOG\n" + bytes(100)
     last_log(folder).write_bytes(content)
-    for look in (lambda: Life(folder), lambda: recovered(folder)):
+    for look in (lambda: Life(folder), lambda: read_state(folder)):
         with pytest.raises(BadInput) as caught:
             look()
         assert str(caught.value) == f"log {last_log(folder)}: expected format 6, got an earlier one"

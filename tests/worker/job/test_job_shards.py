@@ -18,7 +18,7 @@ import ps
 from ps import admin_client
 from ps.client import Client
 from ps.job_spec import shard_specs
-from ps.launch.processes import replicated_shards
+from ps.launch.processes import process_replicas
 from ps.launch.replica_supervisor import ReplicatedShards
 from ps.session import admin_plans
 from ps.wal.job_logs import newest_logs
@@ -193,7 +193,7 @@ def test_replicated_shards_that_are_killed(monkeypatch: pytest.MonkeyPatch) -> N
 
     @contextmanager
     def start(specs: Any, ports: int, folder: Path | None) -> Iterator[ReplicatedShards]:
-        with replicated_shards(specs, secure=True, silence_s=5.0) as hosts:
+        with process_replicas(specs, secure=True, silence_s=5.0) as hosts:
             started.append(hosts)
             yield hosts
 
