@@ -100,18 +100,20 @@ class AdminClient(BoundToProcess, ClosingContext):
     def install(self, arena: NDArray[np.float32]) -> None:
         """Give every shard its part of fresh weights, finite float32 of shape (layout.size,)."""
         layout = self.cluster.layout
-        what = f"install in table{'s' * (len(layout.names) > 1)} {', '.join(layout.names)}"
-        arena = argument_checks.array(what, arena, layout.size)
+        subject = f"install in table{'s' * (len(layout.names) > 1)} {', '.join(layout.names)}"
+        arena = argument_checks.array(subject, arena, layout.size)
         if not np.isfinite(arena).all():
             raise BadInput(
-                what,
+                subject,
                 expected="finite weights",
                 got=f"NaN or infinity at {int(np.argmin(np.isfinite(arena)))}",
             )
         for shard, keys in enumerate(self.cluster.map.ranges):
             arrays = {
-                array_name(one.table, WEIGHTS): arena[one.start : one.start + len(one.keys)]
-                for one in layout.sections(keys)
+                array_name(section.table, WEIGHTS): arena[
+                    section.start : section.start + len(section.keys)
+                ]
+                for section in layout.sections(keys)
             }
             self.restore(shard, ShardState(SavedProgress(0, 0, 0, Ledger()), arrays))
 
@@ -187,15 +189,15 @@ class AdminClient(BoundToProcess, ClosingContext):
         encoded = cluster_of(successors).for_workers().encode()
         argument_checks.instance("cut", cut, Mapping, "what `quiesce` returns")  # type: ignore[type-abstract]
         cuts = [cut] * self.cluster.map.shards
-        settings = max((one.settings for one in self.status()), key=lambda one: one.revision)
+        settings = max((status.settings for status in self.status()), key=lambda one: one.revision)
         carry_out(admin_plans.hand_over(self.side, encoded, cuts, settings), self)
 
     @property
     def side(self) -> Side:
         """This job's shards, in the form that admin_plans.py uses."""
         cluster = self.cluster
-        place = cluster.job, cluster.layout, cluster.map
-        return Side(*place, self._owner, self._patience_s, self._description)
+        identity = cluster.job, cluster.layout, cluster.map
+        return Side(*identity, self._owner, self._patience_s, self._description)
 
     def read(self) -> NDArray[np.float32]:
         """The current weights as a new arena, float32 of shape (layout.size,)."""
@@ -325,7 +327,7 @@ def carry_out(plan: Plan[Result], *clients: AdminClient) -> Result:
         step = next(plan)
         while True:
             try:
-                answers = _done(step, by_side)
+                answers = _carry_out_step(step, by_side)
             except BaseException as error:  # noqa: BLE001  # the plan tidies up and raises it again
                 step = plan.throw(error)
             else:
@@ -335,7 +337,7 @@ def carry_out(plan: Plan[Result], *clients: AdminClient) -> Result:
         return result
 
 
-def _done(step: Ask | Pause, by_side: Mapping[Side, AdminClient]) -> Answers:
+def _carry_out_step(step: Ask | Pause, by_side: Mapping[Side, AdminClient]) -> Answers:
     if isinstance(step, Pause):
         time.sleep(step.seconds)
         return Answers(time.monotonic(), ())

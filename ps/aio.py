@@ -202,9 +202,9 @@ class AsyncReader(BoundToProcess):
         connection = await asyncio.to_thread(Connection, cluster, self._patience_s)
         self._connection, self._reads = connection, ReadRequests(cluster, self._patience_s)
         waiting, self._under_way = list(self._under_way.values()), {}
-        for one in waiting:
+        for read in waiting:
             request, sends = self._reads.begin(time.monotonic())
-            self._under_way[request] = one
+            self._under_way[request] = read
             connection.send(sends)
         return connection
 
@@ -402,12 +402,12 @@ async def connect(
 
 def worker(job: Job | Cluster | str | os.PathLike[str], name: str, **options: Any) -> AsyncWorker:
     """A worker of a job; use it with `async with`. The options are those of `ps.Job.worker`."""
-    found = job if isinstance(job, Job) else jobs.connect(job)
-    return AsyncWorker(lambda: found.worker(name, **options))
+    source = job if isinstance(job, Job) else jobs.connect(job)
+    return AsyncWorker(lambda: source.worker(name, **options))
 
 
 def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 30.0) -> AsyncReader:
     """A reader of a job's weights; use it with `async with`. See `ps.reader`."""
-    found = job if isinstance(job, Job) else jobs.connect(job)
-    found.check()
-    return AsyncReader(found.cluster, found.views, patience_s=patience_s, check=found.check)
+    source = job if isinstance(job, Job) else jobs.connect(job)
+    source.check()
+    return AsyncReader(source.cluster, source.views, patience_s=patience_s, check=source.check)

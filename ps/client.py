@@ -63,16 +63,16 @@ def _by_one_thread(
     """The method, refused while another thread is in a call: the two would mix up answers."""
 
     @wraps(method)
-    def guarded(client: "Client", /, *args: Params.args, **options: Params.kwargs) -> Returned:
+    def call_guarded(client: "Client", /, *args: Params.args, **options: Params.kwargs) -> Returned:
         client._check_process()
         if not client._user.acquire(blocking=False):
-            raise client._misused("it is in use by another thread; make one for each thread")
+            raise client._misuse_error("it is in use by another thread; make one for each thread")
         try:
             return method(client, *args, **options)
         finally:
             client._user.release()
 
-    return guarded
+    return call_guarded
 
 
 def _read_versions(versions: Sequence[int]) -> tuple[int, ...]:
@@ -155,7 +155,7 @@ class Client(BoundToProcess):
         self._pushed_at = Times()  # the times at the last push
         self._pacing, self._prefetched = FlowControl(in_flight, time.monotonic()), PrefetchTable()
         self._arenas = ClientBuffers(cluster.layout, allocate)
-        self._replica: PulledWeights | None = None
+        self._pulled: PulledWeights | None = None
         self._first_epoch = cluster.map.epoch
         self._leaving = self._departed = self._closed = False
         self.on_pushed: Callable[[events.Pushed], None] | None = None
@@ -180,7 +180,7 @@ class Client(BoundToProcess):
             ResidualWriter(keep, cluster.job, worker, incarnation) if keep is not None else None
         )
         try:
-            self._switch_to(self._established(self._current))
+            self._switch_to(self._establish(self._current))
             ready = self._current.session.ready
             assert ready is not None, "every shard has registered the worker"
             self.clock, self.step = ready.clock, ready.step
@@ -215,15 +215,15 @@ class Client(BoundToProcess):
         if clock is not None:
             plain = type(clock) is int and 0 <= clock <= argument_checks.MAX_INT
             at = clock if plain else argument_checks.whole("pull: clock", clock, 0)
-        wanted = at, self._tables if tables is None else self.layout.select(tables).names
+        key = at, self._tables if tables is None else self.layout.select(tables).names
         if copy is not False:
             copy = argument_checks.flag("pull: copy", copy)
         if timeout_s is not None:
             timeout_s = argument_checks.seconds("pull: timeout_s", timeout_s, zero=True)
         started, before = self._enter(Pull), self.times.serialise_s
-        if not self._prefetched.holds_next(wanted):
-            self._current.send(self._ask(wanted, time.monotonic()))
-        while (pulled := self._prefetched.take(wanted)) is None:
+        if not self._prefetched.holds_next(key):
+            self._current.send(self._ask(key, time.monotonic()))
+        while (pulled := self._prefetched.take(key)) is None:
             if timeout_s is None:
                 self._turn()
             elif (left_s := started + timeout_s - time.monotonic()) > 0:
@@ -235,29 +235,29 @@ class Client(BoundToProcess):
         self.times.waited_s += self._wait_s
         self.times.network_s += took - self._wait_s
         assembling = time.monotonic()
-        self._replica = replica = self._arenas.assemble(pulled)
+        self._pulled = pulled_weights = self._arenas.assemble(pulled)
         if copy:
-            replica = structs.replace(replica, weights=replica.weights.copy())
+            pulled_weights = structs.replace(pulled_weights, weights=pulled_weights.weights.copy())
         now = time.monotonic()
         self.times.serialise_s += now - assembling
         self._pacing.leave(now)
-        return replica
+        return pulled_weights
 
     @_by_one_thread
     def prefetch(self, clock: int, tables: Sequence[str] | None = None) -> None:
         """Request what `pull(clock, tables=tables)` will return; the answer travels while the
         caller computes.
 
-        Several may be requested. `recommended_prefetch` is how many steps early each has to be.
+        Several may be requested. `best_prefetch` is how many steps early each has to be.
         """
         self._check_open()
         clock = argument_checks.whole("prefetch: clock", clock, 0)
-        wanted = clock, self._tables if tables is None else self.layout.select(tables).names
-        if wanted not in self._prefetched:
-            self._current.send(self._ask(wanted, time.monotonic()))
+        key = clock, self._tables if tables is None else self.layout.select(tables).names
+        if key not in self._prefetched:
+            self._current.send(self._ask(key, time.monotonic()))
 
     @property
-    def recommended_prefetch(self) -> int:
+    def best_prefetch(self) -> int:
         """By how many of the caller's steps to prefetch weights early, given the measured link."""
         return self._pacing.ahead
 
@@ -292,8 +292,8 @@ class Client(BoundToProcess):
         """
         if read_versions is not None:
             read_versions = _read_versions(read_versions)
-        elif self._replica is not None:
-            read_versions = self._replica.versions
+        elif self._pulled is not None:
+            read_versions = self._pulled.versions
         else:
             raise BadInput("push", expected="a pull before the first push", got="none")
         if not isinstance(gradient, np.ndarray):
@@ -456,10 +456,10 @@ class Client(BoundToProcess):
         to an earlier push than the shards hold, or pushes are not compressed: the worker can
         continue without it.
         """
-        what = "restore_residual"
-        argument_checks.instance(f"{what}: state", state, WorkerState, "a WorkerState")
-        argument_checks.instance(f"{what}: arrays", arrays, Mapping, "arrays by name")  # type: ignore[type-abstract]
-        residuals.feedback_of(self._current.session, what)
+        action = "restore_residual"
+        argument_checks.instance(f"{action}: state", state, WorkerState, "a WorkerState")
+        argument_checks.instance(f"{action}: arrays", arrays, Mapping, "arrays by name")  # type: ignore[type-abstract]
+        residuals.feedback_of(self._current.session, action)
         residuals.check(state, self._current.session, f"residual of {state.worker}")
         residuals.restore(self._current.session, state, arrays)
 
@@ -538,10 +538,12 @@ class Client(BoundToProcess):
     def _write_residual(self) -> None:
         """Write this worker's state for a snapshot of the shards, in the background."""
         assert self._residual_writer is not None, "only with `keep`"
-        own = self.own_state()
-        if own is not None:
+        state = self.own_state()
+        if state is not None:
             session = self._current.session
-            self._residual_writer.write(*residuals.copy_state(session, self.step, self.clock, own))
+            self._residual_writer.write(
+                *residuals.copy_state(session, self.step, self.clock, state)
+            )
 
     # --- resharding -------------------------------------------------------------------------------
 
@@ -553,7 +555,7 @@ class Client(BoundToProcess):
         self._arenas.turn_to(connection.cluster.map, sharing)
         self._current = connection
 
-    def _established(self, connection: ClusterConnection) -> ClusterConnection:
+    def _establish(self, connection: ClusterConnection) -> ClusterConnection:
         """This connection, or its last successor, once its shards have registered the worker."""
         try:
             while not connection.begin(self._note):
@@ -576,11 +578,11 @@ class Client(BoundToProcess):
         """
         former = self._current
         former.close()
-        connection = self._established(self._connect_successor(former))
+        connection = self._establish(self._connect_successor(former))
         now = time.monotonic()
         try:
             joins, owed = reshard_client.resume_at(former.session, connection.session, now)
-            wanted = self._prefetched.restart()
+            keys = self._prefetched.restart()
             self._switch_to(connection)
         except BaseException:
             connection.close()
@@ -589,8 +591,8 @@ class Client(BoundToProcess):
         for request, sends in owed:
             self._pacing.pushes.record_send(request, now)
             self._current.send(sends)
-        for one in wanted:
-            self._current.send(self._ask(one, now))
+        for key in keys:
+            self._current.send(self._ask(key, now))
         if self._leaving:
             self._current.send(self._current.session.leave(time.monotonic()))
 
@@ -603,8 +605,8 @@ class Client(BoundToProcess):
     def _gradient(self, gradient: object) -> NDArray[np.float32] | Gradients:
         """A gradient that is not one array, as arrays; raises BadInput."""
         if not isinstance(gradient, Mapping):
-            what = f"push to table{'s' * (len(self._tables) > 1)} {', '.join(self._tables)}"
-            return argument_checks.array(what, gradient, self._size)
+            subject = f"push to table{'s' * (len(self._tables) > 1)} {', '.join(self._tables)}"
+            return argument_checks.array(subject, gradient, self._size)
         arrays = {}
         for name, array in gradient.items():
             keys = self.layout.section(name)
@@ -661,9 +663,9 @@ class Client(BoundToProcess):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise self._misused("it is closed")
+            raise self._misuse_error("it is closed")
 
-    def _misused(self, text: str) -> BadInput:
+    def _misuse_error(self, text: str) -> BadInput:
         error = BadInput(f"worker {self.worker}: {text}")
         error.worker = self.worker
         return error

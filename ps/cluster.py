@@ -145,7 +145,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         except OSError as error:
             raise BadInput(f"cluster file {file}: {error.strerror}") from None
         except BadInput as error:
-            if (ended := _ended(content)) is not None:
+            if (ended := _read_ended(content)) is not None:
                 raise JobEnded(f"cluster file {file}: job {ended} has ended") from None
             raise error.within(f"cluster file {file}") from None
         if cluster.access is not None:
@@ -173,7 +173,7 @@ def check_running(path: Path) -> None:
         pass  # a file that was moved or damaged says nothing about the job
 
 
-def _ended(content: bytes) -> str | None:
+def _read_ended(content: bytes) -> str | None:
     """The job's name in the content of a cluster file that `mark_ended` wrote; else None."""
     try:
         return checked_json.decode(content, EndedCluster, required=True).ended

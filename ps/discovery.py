@@ -57,8 +57,8 @@ def _describe(address: str, token: object, *, patience_s: float) -> Cluster:
     Denied if the token is another job's, Mismatch if the shard speaks another protocol.
     """
     where, pins = address_of(address)
-    found = _HOST_PORT.fullmatch(where)
-    if found is None:
+    match = _HOST_PORT.fullmatch(where)
+    if match is None:
         raise BadInput(
             "address",
             expected="tcp://HOST:PORT or curve://KEY@HOST:PORT, as `job.address` gives it",
@@ -66,17 +66,17 @@ def _describe(address: str, token: object, *, patience_s: float) -> Cluster:
         )
     job, secret = _parts(token, pinned=bool(pins), where=where)
     try:
-        check_reachable("", [(found[1], int(found[2]))], min(patience_s, _REACH_S))
+        check_reachable("", [(match[1], int(match[2]))], min(patience_s, _REACH_S))
     except BadInput as error:
         reason = str(error).rpartition(": ")[2]
         text = f"expected a shard that accepts connections, got: {reason}"
         raise Unreachable(f"job at {where}: {text}") from None
     try:
-        own = _enrolled(secret, address, patience_s) if pins else None
-        links = Links([address], keys=own)
+        keys = _enrol(secret, address, patience_s) if pins else None
+        links = Links([address], keys=keys)
         try:
             links.await_connections(min(_RETRY_S, patience_s))
-            cluster = _asked(links, where, job, patience_s)
+            cluster = _ask(links, where, job, patience_s)
         finally:
             links.close()
     except (Denied, Mismatch, NotReady, Unreachable, BadInput):
@@ -106,13 +106,13 @@ def _parts(token: object, *, pinned: bool, where: str) -> tuple[str, str]:
     return argument_checks.name("token", job), secret
 
 
-def _enrolled(secret: str, address: str, patience_s: float) -> KeyPair:
+def _enrol(secret: str, address: str, patience_s: float) -> KeyPair:
     credentials = WorkerCredentials(secret, f"connect-{secrets.token_hex(6)}", 0)
     enrol(credentials, [(0, address)], patience_s)
     return credentials.own
 
 
-def _asked(links: Links, where: str, job: str, patience_s: float) -> Cluster:
+def _ask(links: Links, where: str, job: str, patience_s: float) -> Cluster:
     """The answer to a Describe, which is repeated until it comes."""
     request, delayed = 1, ""
     until, again_at = time.monotonic() + patience_s, 0.0
@@ -123,14 +123,16 @@ def _asked(links: Links, where: str, job: str, patience_s: float) -> Cluster:
         for _, reply, frames in links.receive(min(until, again_at) - now):
             if isinstance(reply, Refusal) and reply.remedy is Remedy.RETRY:
                 delayed = reply.text
-            elif (cluster := _answered(reply, frames, where, request)) is not None:
+            elif (cluster := _read_answer(reply, frames, where, request)) is not None:
                 return cluster
     if delayed:
         raise NotReady(f"job at {where}: {delayed}, for {patience_s:g} s")
     raise Unreachable(f"job at {where}: no answer to a describe for {patience_s:g} s")
 
 
-def _answered(reply: Reply, frames: Sequence[Buffer], where: str, request: int) -> Cluster | None:
+def _read_answer(
+    reply: Reply, frames: Sequence[Buffer], where: str, request: int
+) -> Cluster | None:
     """The description in an answer; None if it answers something else."""
     match reply:
         case Described(request=answered) if answered == request:

@@ -168,11 +168,15 @@ class Job(BoundToProcess):
         """
         ahead = argument_checks.whole("prefetch", prefetch, 0, MAX_PREFETCHED)
         argument_checks.check_names("worker: options", options, WorkerOptions.__annotations__)
-        given: WorkerOptions = {"compression": compressions(self.tables), **options}
+        options_of_worker: WorkerOptions = {"compression": compressions(self.tables), **options}
         self._check_open()
         self.check()
         client = Client(
-            self.cluster, worker=name, incarnation=incarnation, patience_s=patience_s, **given
+            self.cluster,
+            worker=name,
+            incarnation=incarnation,
+            patience_s=patience_s,
+            **options_of_worker,
         )
         client.check = self.check
         worker = Worker(client, self.views, ahead)
@@ -247,21 +251,23 @@ def connect(
     schema, `JobEnded` for the file of a job that has ended, `Unreachable` if nothing answers there,
     BadInput if `tables` are not the job's.
     """
-    found = _found(where, token, argument_checks.seconds("patience_s", patience_s))
+    cluster = _find_cluster(where, token, argument_checks.seconds("patience_s", patience_s))
     file = None if isinstance(where, Cluster) or is_address(str(where)) else Path(where)
     if tables is None:
-        layout, forms = found.layout, found.forms
-        plain = {one.name: Dense.described(one, forms.get(one.name)) for one in layout.tables}
-        return Job(found, Tables(plain), file)
+        layout, forms = cluster.layout, cluster.forms
+        plain = {
+            table.name: Dense.described(table, forms.get(table.name)) for table in layout.tables
+        }
+        return Job(cluster, Tables(plain), file)
     described = tables_of(tables)
-    mine = Layout(tuple(dense.table(name) for name, dense in described.items()))
-    if mine != found.layout:
+    layout_here = Layout(tuple(dense.table(name) for name, dense in described.items()))
+    if layout_here != cluster.layout:
         raise BadInput(
             "tables",
-            expected=f"those of job {found.name}, {in_words(found.layout)}",
-            got=in_words(mine),
+            expected=f"those of job {cluster.name}, {in_words(cluster.layout)}",
+            got=in_words(layout_here),
         )
-    return Job(found, described, file)
+    return Job(cluster, described, file)
 
 
 def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 30.0) -> Reader:
@@ -274,7 +280,7 @@ def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 3
     return (job if isinstance(job, Job) else connect(job)).reader(patience_s=patience_s)
 
 
-def _found(where: object, token: str | None, patience_s: float) -> Cluster:
+def _find_cluster(where: object, token: str | None, patience_s: float) -> Cluster:
     """The cluster at an address or in a file."""
     if isinstance(where, str) and is_address(where):
         return describe(where, token, patience_s=patience_s)
@@ -283,21 +289,21 @@ def _found(where: object, token: str | None, patience_s: float) -> Cluster:
             "token",
             expected="none with a cluster file, which has its own",
             got="one",
-            hint=f"the address of a shard begins with tcp://{_meant(where)}",
+            hint=f"the address of a shard begins with tcp://{_suggest_address(where)}",
         )
     if not isinstance(where, Cluster | str | os.PathLike):
         expected = "the address of a shard, the path of a cluster file, or a Cluster"
         raise argument_checks.wrong("connect", expected, where)
-    if not isinstance(where, Cluster) and _meant(where) and not Path(where).exists():
+    if not isinstance(where, Cluster) and _suggest_address(where) and not Path(where).exists():
         raise BadInput(
             "connect",
             expected="the address of a shard or the path of a cluster file",
-            got=f"{argument_checks.describe_value(where)}{_meant(where)}",
+            got=f"{argument_checks.describe_value(where)}{_suggest_address(where)}",
         )
     return cluster_of(where)
 
 
-def _meant(where: object) -> str:
+def _suggest_address(where: object) -> str:
     """The address that HOST:PORT is meant as, as a question; else empty."""
     named = isinstance(where, str) and _HOST_PORT.fullmatch(where)
     return f" (perhaps tcp://{argument_checks.describe_value(where)[1:-1]}?)" if named else ""
@@ -317,10 +323,10 @@ def compressions(tables: Tables) -> dict[str, Compression | str]:
 
 def in_words(layout: Layout) -> str:
     """Tables and arrays with their shapes in one line, for errors."""
-    return "; ".join(map(_shown, layout.tables))
+    return "; ".join(map(_describe_table, layout.tables))
 
 
-def _shown(table: DenseTable) -> str:
+def _describe_table(table: DenseTable) -> str:
     """A table in one line, for errors."""
     tensors = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in table.tensors[:4])
     more = len(table.tensors) - 4

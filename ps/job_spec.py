@@ -47,7 +47,7 @@ def shard_specs(
     numbers.
     """
     if isinstance(tables, DenseTable):
-        given = TableSpec(
+        table_spec = TableSpec(
             tables,
             SGD() if rule is None else rule_of("rule", rule),
             schedule_of("schedule", 0.01 if schedule is None else schedule),
@@ -56,12 +56,12 @@ def shard_specs(
             if guard is None
             else argument_checks.instance("guard", guard, Guard, "a Guard"),
         )
-        described: tuple[TableSpec, ...] = (given,)
+        described: tuple[TableSpec, ...] = (table_spec,)
     else:
-        what = "a DenseTable or a list of TableSpec"
+        expected = "a DenseTable or a list of TableSpec"
         described = tuple(
-            argument_checks.instance("tables", table, TableSpec, what)
-            for table in argument_checks.items("tables", tables, what)
+            argument_checks.instance("tables", table, TableSpec, expected)
+            for table in argument_checks.items("tables", tables, expected)
         )
         if (rule, schedule, decay, guard) != (None,) * 4:
             raise BadInput("tables", expected="rule, schedule, decay and guard in each TableSpec")
@@ -75,7 +75,7 @@ def shard_specs(
         got = "none" if steps is None else steps
         raise BadInput("bound", expected="0, at which pushes are merged in rounds", got=got)
     job = f"{argument_checks.name('name', name, _NAME_BYTES)}-{secrets.token_hex(8)}"
-    shard_map = cut_evenly(Layout(tuple(one.table for one in described)), shards)
+    shard_map = cut_evenly(Layout(tuple(table_spec.table for table_spec in described)), shards)
     return [
         ShardSpec(
             job=job,
@@ -112,11 +112,11 @@ def expect_compression(
     expected = by_table(compression, first.layout)
     tables = tuple(
         msgspec.structs.replace(
-            one,
-            pushed=expected[one.table.name].push_kind,
-            pulled=expected[one.table.name].pull,
+            table,
+            pushed=expected[table.table.name].push_kind,
+            pulled=expected[table.table.name].pull,
         )
-        for one in first.tables
+        for table in first.tables
     )
     return [msgspec.structs.replace(spec, tables=tables) for spec in specs]
 
@@ -138,7 +138,7 @@ def _endpoints(endpoints: Sequence[str]) -> tuple[str, ...]:
     return tuple(argument_checks.text("endpoints", endpoint, expected) for endpoint in endpoints)
 
 
-def resharded_specs(specs: Sequence[ShardSpec], shards: int) -> list[ShardSpec]:
+def reshard_specs(specs: Sequence[ShardSpec], shards: int) -> list[ShardSpec]:
     """The specs of other shards for the same job to be resharded to (resharding.py).
 
     Raises BadInput for more shards than the tables can be cut into.
@@ -164,8 +164,8 @@ def make_cluster(
         bound=first.bound,
         access=access,
         max_norms={
-            one.table.name: one.guard.max_norm
-            for one in first.tables
-            if one.guard.max_norm is not None
+            table.table.name: table.guard.max_norm
+            for table in first.tables
+            if table.guard.max_norm is not None
         },
     )

@@ -82,7 +82,9 @@ def _use(handler: logging.Handler, level: int, fields: Mapping[str, Field]) -> N
 
 def _ours() -> "logging.Handler | None":
     handlers = logging.getLogger(ROOT).handlers
-    return next((one for one in handlers if isinstance(one, _LineHandler | _PipeHandler)), None)
+    return next(
+        (handler for handler in handlers if isinstance(handler, _LineHandler | _PipeHandler)), None
+    )
 
 
 def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
@@ -199,9 +201,9 @@ def _handle(line: bytes) -> None:
 
 def send_to_parent(*, job: str, **fields: Field) -> None:
     """Send the records of this process to the parent's `LogRelay`, if it has one."""
-    given = os.environ.pop(_PIPE, "")
-    if given:
-        descriptor, level = map(int, given.split(","))
+    pipe = os.environ.pop(_PIPE, "")
+    if pipe:
+        descriptor, level = map(int, pipe.split(","))
         os.set_inheritable(descriptor, False)
         _use(_PipeHandler(descriptor), level, _public(job, fields))
 

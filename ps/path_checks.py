@@ -8,27 +8,27 @@ from shards.argument_checks import wrong
 MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 4095  # of Linux's file systems
 
 
-def path(what: str, value: object) -> Path:
-    """The path of a file or folder, from a string or a path; raises BadInput naming `what`."""
+def path(argument: str, value: object) -> Path:
+    """The path of a file or folder, from a string or a path; raises BadInput naming `argument`."""
     if isinstance(value, str | os.PathLike):
         plain = os.fspath(value)
         if isinstance(plain, str) and plain and "\0" not in plain:
-            _check_length(what, plain)
+            _check_length(argument, plain)
             return Path(plain)
-    raise wrong(what, "a path", value)
+    raise wrong(argument, "a path", value)
 
 
-def _check_length(what: str, plain: str) -> None:
+def _check_length(argument: str, plain: str) -> None:
     try:
         encoded = os.fsencode(plain)
     except UnicodeEncodeError:  # half a surrogate pair
-        raise wrong(what, "a path", plain) from None
+        raise wrong(argument, "a path", plain) from None
     if len(encoded) > MAX_PATH_BYTES:
-        raise wrong(what, f"a path of at most {MAX_PATH_BYTES} bytes", plain)
+        raise wrong(argument, f"a path of at most {MAX_PATH_BYTES} bytes", plain)
     if max(map(len, encoded.split(b"/"))) > MAX_NAME_BYTES:
-        raise wrong(what, f"a path with names of at most {MAX_NAME_BYTES} bytes", plain)
+        raise wrong(argument, f"a path with names of at most {MAX_NAME_BYTES} bytes", plain)
 
 
-def place(what: str, value: object) -> str | Path:
-    """A path, or a URI unchanged; raises BadInput naming `what`."""
-    return value if isinstance(value, str) and "://" in value else path(what, value)
+def place(argument: str, value: object) -> str | Path:
+    """A path, or a URI unchanged; raises BadInput naming `argument`."""
+    return value if isinstance(value, str) and "://" in value else path(argument, value)

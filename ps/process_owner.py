@@ -27,11 +27,11 @@ class Opener:
     def is_this_process(self) -> bool:
         return os.getpid() == self.pid
 
-    def check(self, what: str, remedy: str) -> None:
+    def check(self, subject: str, remedy: str) -> None:
         """Raise BadInput in a forked process, with the remedy there."""
         if not self.is_this_process:
             raise BadInput(
-                f"{what} was opened in process {self.pid}, and this is its fork {os.getpid()}:"
+                f"{subject} was opened in process {self.pid}, and this is its fork {os.getpid()}:"
                 f" {remedy}"
             )
 

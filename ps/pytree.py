@@ -59,9 +59,9 @@ def zeros(form: Form, tensors: Iterator[TensorSpec]) -> Any:
         case ArrayForm(dtype):
             return np.broadcast_to(np.zeros((), np.dtype(dtype)), next(tensors).shape)
         case DictForm(keys, items):
-            return {key: zeros(one, tensors) for key, one in zip(keys, items, strict=True)}
+            return {key: zeros(item, tensors) for key, item in zip(keys, items, strict=True)}
         case SequenceForm(items, is_tuple):
-            values = [zeros(one, tensors) for one in items]
+            values = [zeros(item, tensors) for item in items]
             return tuple(values) if is_tuple else values
 
 
@@ -77,7 +77,7 @@ class Leaf(msgspec.Struct, frozen=True):
     dtype: np.dtype[Any]
     prototype: Any = None
 
-    def restored(self, values: Floats) -> Any:
+    def to_user(self, values: Floats) -> Any:
         """The values in the user's own dtype and library; a view where that is float32 of NumPy."""
         if self.prototype is not None:
             return self.prototype.new_tensor(values)
@@ -87,17 +87,17 @@ class Leaf(msgspec.Struct, frozen=True):
 class Structure:
     """The structure of a value: its containers, and its arrays in the order of iteration."""
 
-    def __init__(self, what: str, value: object) -> None:
-        """Learn the structure of `value`; raises BadInput naming `what` and the array at fault."""
-        self._what = what
+    def __init__(self, label: str, value: object) -> None:
+        """Learn the structure of `value`; raises BadInput naming `label` and the array."""
+        self._label = label
         self._leaves: list[Leaf] = []
         try:
             self._shape_of = self._learn(value, ())
         except RecursionError:
             expected = "nested dicts, lists and tuples, none of which holds itself"
-            raise argument_checks.wrong(what, expected, value) from None
+            raise argument_checks.wrong(label, expected, value) from None
         if not self._leaves:
-            raise argument_checks.wrong(what, "at least one array", value)
+            raise argument_checks.wrong(label, "at least one array", value)
 
     @property
     def leaves(self) -> Sequence[Leaf]:
@@ -135,33 +135,33 @@ class Structure:
 
     def build(self, tensors: Mapping[str, Floats]) -> Any:
         """A value of this structure with the arrays `tensors`, by name; float32 is not copied."""
-        restored = iter([leaf.restored(tensors[leaf.name]) for leaf in self._leaves])
-        return _filled(self._shape_of, restored)
+        restored = iter([leaf.to_user(tensors[leaf.name]) for leaf in self._leaves])
+        return _fill(self._shape_of, restored)
 
     def views(self, tensors: Mapping[str, Floats]) -> Any:
         """A value of this structure with the float32 `tensors` themselves as its arrays."""
-        return _filled(self._shape_of, iter([tensors[leaf.name] for leaf in self._leaves]))
+        return _fill(self._shape_of, iter([tensors[leaf.name] for leaf in self._leaves]))
 
     def _learn(self, value: object, path: tuple[str, ...]) -> Any:
         """The value's containers with None in place of each array; the arrays become leaves."""
         match value:
             case Mapping():
-                return {key: self._learn(one, (*path, str(key))) for key, one in value.items()}
+                return {key: self._learn(item, (*path, str(key))) for key, item in value.items()}
             case list() | tuple():
-                items = [self._learn(one, (*path, str(at))) for at, one in enumerate(value)]
+                items = [self._learn(item, (*path, str(at))) for at, item in enumerate(value)]
                 return _like(value, items)
             case None:
-                raise argument_checks.wrong(self._named(path), "an array", value)
+                raise argument_checks.wrong(self._path_name(path), "an array", value)
         name = _SEPARATOR.join(path) or "value"
-        plain = _plain(self._named(path), value)
+        plain = _plain(self._path_name(path), value)
         prototype = None
         if hasattr(value, "new_empty"):
             prototype = value.new_empty(0, device="cpu").detach()
         self._leaves.append(Leaf(name, plain.shape, plain.dtype, prototype))
         return None
 
-    def _named(self, path: tuple[str, ...]) -> str:
-        return f"{self._what}: {_SEPARATOR.join(path)}" if path else self._what
+    def _path_name(self, path: tuple[str, ...]) -> str:
+        return f"{self._label}: {_SEPARATOR.join(path)}" if path else self._label
 
 
 def _form(like: Any, leaves: Iterator[Leaf]) -> Form:
@@ -170,9 +170,9 @@ def _form(like: Any, leaves: Iterator[Leaf]) -> Form:
             return ArrayForm(next(leaves).dtype.str)
         case dict():
             keys = [key if type(key) in (str, int) else str(key) for key in like]
-            return DictForm(keys, [_form(one, leaves) for one in like.values()])
+            return DictForm(keys, [_form(item, leaves) for item in like.values()])
         case _:
-            return SequenceForm([_form(one, leaves) for one in like], isinstance(like, tuple))
+            return SequenceForm([_form(item, leaves) for item in like], isinstance(like, tuple))
 
 
 def _arrays(value: object, like: Any, path: tuple[str, ...]) -> Iterator[Any]:
@@ -182,27 +182,29 @@ def _arrays(value: object, like: Any, path: tuple[str, ...]) -> Iterator[Any]:
             yield value
         case dict():
             if not isinstance(value, Mapping) or value.keys() != like.keys():
-                raise BadInput(_named(path), expected=_keys(like), got=_keys(value))
-            for key, one in like.items():
-                yield from _arrays(value[key], one, (*path, str(key)))
+                raise BadInput(_path_name(path), expected=_keys(like), got=_keys(value))
+            for key, prototype in like.items():
+                yield from _arrays(value[key], prototype, (*path, str(key)))
         case _:
             if not isinstance(value, list | tuple) or len(value) != len(like):
                 got = argument_checks.describe_value(value)
-                raise BadInput(_named(path), expected=argument_checks.describe_value(like), got=got)
-            for at, (item, one) in enumerate(zip(value, like, strict=True)):
-                yield from _arrays(item, one, (*path, str(at)))
+                raise BadInput(
+                    _path_name(path), expected=argument_checks.describe_value(like), got=got
+                )
+            for at, (item, prototype) in enumerate(zip(value, like, strict=True)):
+                yield from _arrays(item, prototype, (*path, str(at)))
 
 
-def _named(path: tuple[str, ...]) -> str:
+def _path_name(path: tuple[str, ...]) -> str:
     return _SEPARATOR.join(path) or "the value"
 
 
-def _plain(what: str, value: Any) -> NDArray[Any]:
+def _plain(label: str, value: Any) -> NDArray[Any]:
     """An array or tensor as a NumPy array of floats, without a copy where possible."""
     if isinstance(value, np.ma.MaskedArray):
         if np.ma.is_masked(value):
             hint = "(give it other values there, as value.filled(0) does)"
-            raise BadInput(what, expected="an array without a mask", got=f"a masked one {hint}")
+            raise BadInput(label, expected="an array without a mask", got=f"a masked one {hint}")
         plain = value.data
     elif isinstance(value, np.ndarray):
         plain = value
@@ -210,20 +212,20 @@ def _plain(what: str, value: Any) -> NDArray[Any]:
         tensor = value.detach().cpu()
         if str(tensor.layout) != "torch.strided":
             hint = "(make the layer with sparse=False, or push gradient.to_dense())"
-            raise BadInput(what, expected="a dense tensor", got=f"a sparse one {hint}")
+            raise BadInput(label, expected="a dense tensor", got=f"a sparse one {hint}")
         plain = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
     else:
         numbers = type(value) in (int, float, list, tuple)
         try:
             plain = np.asarray(value, np.float32 if numbers else None)
         except (TypeError, ValueError, RuntimeError):
-            raise argument_checks.wrong(what, "an array of floats", value) from None
+            raise argument_checks.wrong(label, "an array of floats", value) from None
     # ml_dtypes' bfloat16, which JAX uses, is no kind of float to NumPy, but converts to one.
     if plain.dtype.name == "bfloat16":
         return plain.astype(np.float32)
     if plain.dtype.kind != "f":
         hint = " (parameters and gradients are floats; leave counters and masks out)"
-        raise BadInput(what, expected="an array of floats", got=f"{plain.dtype}{hint}")
+        raise BadInput(label, expected="an array of floats", got=f"{plain.dtype}{hint}")
     return plain
 
 
@@ -234,15 +236,15 @@ def _like(container: Any, items: list[Any]) -> Any:
     return type(container)(items)
 
 
-def _filled(like: Any, arrays: Iterator[Any]) -> Any:
+def _fill(like: Any, arrays: Iterator[Any]) -> Any:
     """The containers of `like`, with the next of `arrays` in place of each None."""
     match like:
         case None:
             return next(arrays)
         case dict():
-            return {key: _filled(one, arrays) for key, one in like.items()}
+            return {key: _fill(item, arrays) for key, item in like.items()}
         case _:
-            return _like(like, [_filled(one, arrays) for one in like])
+            return _like(like, [_fill(item, arrays) for item in like])
 
 
 def _keys(value: object) -> str:

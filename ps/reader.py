@@ -94,11 +94,11 @@ class ReadRequests:
         if len(asked.answers) < len(self._shards):
             return None
         del self._under_way[reply.request]
-        answers = [asked.answers[one] for one in self._shards]
+        answers = [asked.answers[shard] for shard in self._shards]
         return Done(
             reply.request,
             tuple(weights.version for weights, _ in answers),
-            tuple(own for _, own in answers),
+            tuple(frames for _, frames in answers),
         )
 
     def due(self, now: float) -> tuple[list[tuple[int, Read]], list[Done]]:
@@ -120,7 +120,10 @@ class ReadRequests:
     def next_deadline(self) -> float | None:
         """When to call `due` next; None while no read is under way."""
         return min(
-            (min(one.again_at, one.since + self._patience_s) for one in self._under_way.values()),
+            (
+                min(read.again_at, read.since + self._patience_s)
+                for read in self._under_way.values()
+            ),
             default=None,
         )
 
@@ -224,8 +227,8 @@ class Reader(BoundToProcess, ClosingContext):
         if connection is None:
             raise BadInput("reader: it is closed")
         if not argument_checks.flag("reader: consistent", consistent):
-            return self._built(*self._present(connection), table)
-        return self._built(*self._at_one_cut(connection), table)
+            return self._build(*self._present(connection), table)
+        return self._build(*self._at_one_cut(connection), table)
 
     def _at_one_cut(self, connection: Connection) -> tuple[Connection, Done]:
         """One read of the job's present shards, all of which have applied the same pushes."""
@@ -276,7 +279,7 @@ class Reader(BoundToProcess, ClosingContext):
             for done in ended:
                 connection.arena(done)  # raises its error
 
-    def _built(self, connection: Connection, done: Done, table: str | None) -> Any:
+    def _build(self, connection: Connection, done: Done, table: str | None) -> Any:
         arena = connection.arena(done)
         self.versions = done.versions
         return self._views.build(table, arena)

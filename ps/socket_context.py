@@ -32,12 +32,12 @@ def check_descriptors() -> None:
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(FileNotFoundError):
         try:
-            taken = sum(1 for _ in Path("/proc/self/fd").iterdir())
+            open_files = sum(1 for _ in Path("/proc/self/fd").iterdir())
         except OSError as error:
             if error.errno not in (EMFILE, ENFILE):
                 raise
             raise _too_many_files() from None
-        if most != resource.RLIM_INFINITY and taken + _SPARE_DESCRIPTORS > most:
+        if most != resource.RLIM_INFINITY and open_files + _SPARE_DESCRIPTORS > most:
             raise _too_many_files()
 
 

@@ -23,7 +23,7 @@ from ps import path_checks
 from ps.admin_client import AdminClient
 from ps.cluster import Cluster, mark_ended
 from ps.job import Job, compressions, in_words, views_of
-from ps.job_spec import expect_compression, resharded_specs, shard_specs
+from ps.job_spec import expect_compression, reshard_specs, shard_specs
 from ps.launch.launch_plan import LaunchOptions, plan_of, remedy
 from ps.launch.launcher import LaunchedShards, Placement, start_shards
 from ps.launch.threads import local_shards
@@ -136,7 +136,7 @@ class OwnJob(Job):
         shards = argument_checks.whole("reshard: shards", shards, 1)
         if shards == len(self._specs):
             raise BadInput(f"reshard: the job already has {format_count(shards, 'shard')}")
-        specs = resharded_specs(self._specs, shards)
+        specs = reshard_specs(self._specs, shards)
         cluster = self._started(specs)
         fresh = self._hosts[-1:]
 
@@ -234,7 +234,7 @@ def start(
     Raises BadInput naming the argument.
     """
     described = tables_of(tables)
-    place = argument_checks.choice("on", on, On)
+    placement = argument_checks.choice("on", on, On)
     argument_checks.check_names("start: options", options, StartOptions.__annotations__)
     half = ServerHalf() if server is None else server
     argument_checks.instance("server", half, ServerHalf, "what `server` of a strategy returns")
@@ -263,11 +263,11 @@ def start(
         ),
         compressions(described),
     )
-    if place is On.THREADS:
+    if placement is On.THREADS:
         argument_checks.check_names("start: options on threads", options, _ON_THREADS)
-    begin = _arena(described, start) if resume is None else _resumed(specs, start, resume)
+    begin = _arena(described, start) if resume is None else _load_states(specs, start, resume)
     with OwnerStack() as stack:
-        launch = partial(_launched, place, cast(LaunchOptions, options))
+        launch = partial(_launch_shards, placement, cast(LaunchOptions, options))
         advice = remedy(options.get("logs"), options.get("rollback_s"))
         job = OwnJob(specs, described, strategy, launch, stack, advice)
         with AdminClient(job.cluster, check=job.check) as admin:
@@ -289,47 +289,49 @@ def local(tables: object, **options: Any) -> AbstractContextManager[OwnJob]:
     return start(tables, on=On.THREADS, **options)
 
 
-def _launched(
-    place: On, options: LaunchOptions, specs: Sequence[ShardSpec], ports: int
+def _launch_shards(
+    placement: On, options: LaunchOptions, specs: Sequence[ShardSpec], ports: int
 ) -> AbstractContextManager[LaunchedShards | Cluster]:
     """Start these shards; those in processes and Ray listen above `ports` earlier ones."""
-    if place is On.THREADS:
+    if placement is On.THREADS:
         return local_shards(specs, **cast(dict[str, Any], options))
     host, port = _address(options.get("host", "127.0.0.1"), options.get("port", 0))
-    own: LaunchOptions = {**options, "host": host, "port": port + ports if port else 0}
-    if (logs := own.get("logs")) is not None:
-        own["logs"] = logs_of(path_checks.path("logs", logs), specs)
-    return start_shards(Placement(place), plan_of(specs, own))
+    launch_options: LaunchOptions = {**options, "host": host, "port": port + ports if port else 0}
+    if (logs := launch_options.get("logs")) is not None:
+        launch_options["logs"] = logs_of(path_checks.path("logs", logs), specs)
+    return start_shards(Placement(placement), plan_of(specs, launch_options))
 
 
-def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> Sequence[ShardState]:
+def _load_states(
+    specs: Sequence[ShardSpec], start: object, resume: str | Path
+) -> Sequence[ShardState]:
     """The state of each shard in a snapshot or in logs, cut as these shards are."""
     if start is not None:
         raise BadInput("start", expected="none with `resume`", got="both")
-    found, (first, *_) = load_state(path_checks.place("resume", resume)), specs
+    snapshot, (first, *_) = load_state(path_checks.place("resume", resume)), specs
     rules = tuple(str(table.rule.__struct_config__.tag) for table in first.tables)
-    for what, expected, got in (
-        ("tables", in_words(first.layout), in_words(found.manifest.layout)),
-        ("rules", ", ".join(rules), ", ".join(found.manifest.rules)),
+    for subject, expected, got in (
+        ("tables", in_words(first.layout), in_words(snapshot.manifest.layout)),
+        ("rules", ", ".join(rules), ", ".join(snapshot.manifest.rules)),
     ):
         if expected != got:
-            raise BadInput(f"resume {found.place}", expected=f"{what} {expected}", got=got)
-    return resume_states(found.states, found.manifest.map, first)
+            raise BadInput(f"resume {snapshot.place}", expected=f"{subject} {expected}", got=got)
+    return resume_states(snapshot.states, snapshot.manifest.map, first)
 
 
 def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:
     """The first values of all tables: those in `start`, or those that they were described with."""
     if not isinstance(start, Mapping | None):
         raise argument_checks.wrong("start", "a dict of values by table", start)
-    given = dict(start or {})
-    for other in given.keys() - described.keys():
+    values_by_table = dict(start or {})
+    for other in values_by_table.keys() - described.keys():
         raise BadInput(
             "start", expected=f"names of tables, {', '.join(described)}", got=f"{other!r}"
         )
     arena = Layout(tuple(dense.table(name) for name, dense in described.items())).empty()
     views = views_of(described)
     for name, dense in described.items():
-        views.write(name, given.get(name, dense.start), arena)
+        views.write(name, values_by_table.get(name, dense.start), arena)
         views.check_finite(name, arena)
     return arena
 
@@ -340,9 +342,9 @@ def _address(host: str, port: int) -> tuple[str, int]:
         argument_checks.text("host", host, "HOST or HOST:PORT"),
         argument_checks.whole("port", port),
     )
-    name, colon, own = text.rpartition(":")
+    name, colon, port_text = text.rpartition(":")
     if not colon:
         return text, port
-    if not own.isdecimal() or len(own) > _PORT_DIGITS:
+    if not port_text.isdecimal() or len(port_text) > _PORT_DIGITS:
         raise argument_checks.wrong("host", "HOST or HOST:PORT", host)
-    return name, int(own)
+    return name, int(port_text)

@@ -33,13 +33,13 @@ Content = Iterable[bytes | bytearray | memoryview]
 Place = str | Path
 
 
-def place_error(what: str, error: OSError) -> GiveUp:
+def place_error(label: str, error: OSError) -> GiveUp:
     """The error of a place that cannot be written: BadInput if only another place would help.
 
     A disk that is full, fails or has become read-only may be mended, and the place then be used.
     """
     kind = GiveUp if error.errno in _MAY_PASS else BadInput
-    return kind(f"{what}: {error.strerror or error}")
+    return kind(f"{label}: {error.strerror or error}")
 
 
 class OpenFile(Protocol):
@@ -116,17 +116,17 @@ class Store(Protocol):
         ...
 
 
-def open_store(place: Place) -> Store:
+def open_store(location: Place) -> Store:
     """The store at a path or URI; nothing is created yet. Raises BadInput for an invalid place."""
-    scheme, separator, _ = str(place).partition("://")
-    if isinstance(place, Path) or not separator:
-        return LocalStore(Path(place))
+    scheme, separator, _ = str(location).partition("://")
+    if isinstance(location, Path) or not separator:
+        return LocalStore(Path(location))
     if scheme == _LOCAL:
-        parts = urlsplit(str(place))
+        parts = urlsplit(str(location))
         if parts.netloc not in ("", "localhost"):
-            raise BadInput(place, expected="file:///PATH", got=f"a host, {parts.netloc}")
+            raise BadInput(location, expected="file:///PATH", got=f"a host, {parts.netloc}")
         return LocalStore(Path(unquote(parts.path)))
-    return _reach(str(place))
+    return _reach(str(location))
 
 
 def content_of(store: Store, name: str, most: int) -> bytes:
@@ -153,18 +153,18 @@ def _reach(uri: str) -> "ArrowStore":
     except (OSError, ValueError) as error:  # pyarrow's errors, which may quote the URI
         # If the URI cannot be parsed, as with a slash in the secret, its path contains the key.
         scheme, _, rest = uri.partition("://")
-        key, _, place = rest.rpartition("@")
+        key, _, host_and_path = rest.rpartition("@")
         text = str(error).replace(uri, shown).replace(f"{key}@", "") if key else str(error)
-        shown = without_secrets(f"{scheme}://{place}")
+        shown = without_secrets(f"{scheme}://{host_and_path}")
         raise BadInput(f"{shown}: {_line(text)}") from None
     return ArrowStore(system, path, shown, uri)
 
 
-def without_secrets(place: Place) -> str:
+def without_secrets(location: Place) -> str:
     """A path or URI that may be printed: without the key, secret and options of an S3 URI."""
-    if "://" not in str(place):
-        return str(place)
-    parts = urlsplit(str(place))
+    if "://" not in str(location):
+        return str(location)
+    parts = urlsplit(str(location))
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
 
 
@@ -220,19 +220,19 @@ class LocalStore:
 
     def take(self, name: str, source: str) -> None:
         self._make()
-        theirs, own = self.path.parent / source, self.path / name
-        own.unlink(missing_ok=True)
+        origin, target = self.path.parent / source, self.path / name
+        target.unlink(missing_ok=True)
         try:
-            own.hardlink_to(theirs)
+            target.hardlink_to(origin)
         except FileNotFoundError:
             raise
         except OSError:  # not every file system has hard links
-            with _opened(theirs, os.O_NOFOLLOW) as file:
+            with _open_regular(origin, os.O_NOFOLLOW) as file:
                 self.put(name, iter(lambda: file.read(_PIECE_BYTES), b""))
         # Checked here and not at the source, which another user could replace after the check.
-        if not stat.S_ISREG(own.lstat().st_mode):
-            own.unlink()
-            raise _no_file(theirs)
+        if not stat.S_ISREG(target.lstat().st_mode):
+            target.unlink()
+            raise _no_file(origin)
 
     def _make(self) -> None:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -247,7 +247,7 @@ class LocalStore:
 
     @contextmanager
     def open(self, name: str) -> Iterator[OpenFile]:
-        with _opened(self.path / name) as file:
+        with _open_regular(self.path / name) as file:
             yield file
 
     def remove(self, name: str) -> None:
@@ -258,7 +258,7 @@ class LocalStore:
             self.path.rmdir()
 
 
-def _opened(path: Path, flags: int = 0) -> FileIO:
+def _open_regular(path: Path, flags: int = 0) -> FileIO:
     """Open a regular file for reading; not a pipe, which could block us for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -279,10 +279,10 @@ def _write(file: Any, content: memoryview) -> None:
 class ArrowStore:
     """A folder of a `pyarrow.fs.FileSystem`."""
 
-    def __init__(self, system: Any, path: str, place: str, address: str) -> None:
+    def __init__(self, system: Any, path: str, shown: str, address: str) -> None:
         self._system = system
         self._path = path.rstrip("/")
-        self.place = place
+        self.place = shown
         self.address = address
 
     def below(self, name: str) -> "ArrowStore":
@@ -300,8 +300,8 @@ class ArrowStore:
         from pyarrow import fs
 
         with _one_line_errors():
-            found = self._system.get_file_info(fs.FileSelector(self._path, allow_not_found=True))
-        return list(found)
+            infos = self._system.get_file_info(fs.FileSelector(self._path, allow_not_found=True))
+        return list(infos)
 
     def put(self, name: str, content: Content) -> None:
         with _one_line_errors():

@@ -14,7 +14,7 @@ from shards.tables import DenseTable, Layout
 Floats = NDArray[np.float32]
 
 
-class _Place(NamedTuple):
+class _TableSlices(NamedTuple):
     """Where a table is in the arena: its section, its tensors, and the padding between them."""
 
     structure: Structure
@@ -31,22 +31,22 @@ class TableViews:
 
     def __init__(self, tables: dict[str, tuple[DenseTable, Structure]]) -> None:
         layout = Layout(tuple(dense for dense, _ in tables.values()))
-        self._places = {
-            name: _place(dense, structure, layout.section(name).start)
+        self._slices = {
+            name: _slices_of(dense, structure, layout.section(name).start)
             for name, (dense, structure) in tables.items()
         }
 
     @property
     def first(self) -> str:
         """The name of the first table."""
-        return next(iter(self._places))
+        return next(iter(self._slices))
 
     def name(self, table: str | None) -> str:
         """The name of a table, which may be left out for the only one; raises BadInput."""
-        if table is None and len(self._places) == 1:
+        if table is None and len(self._slices) == 1:
             return self.first
-        if not isinstance(table, str) or table not in self._places:
-            error = argument_checks.wrong("table", f"one of {', '.join(self._places)}", table)
+        if not isinstance(table, str) or table not in self._slices:
+            error = argument_checks.wrong("table", f"one of {', '.join(self._slices)}", table)
             error.table = table if isinstance(table, str) else None
             raise error
         return table
@@ -56,15 +56,15 @@ class TableViews:
 
         Their float32 arrays are views of `arena`.
         """
-        if table is None and len(self._places) > 1:
-            return {name: self.build(name, arena) for name in self._places}
-        place = self._places[self.name(table)]
-        return place.structure.build(_tensors(place, arena))
+        if table is None and len(self._slices) > 1:
+            return {name: self.build(name, arena) for name in self._slices}
+        slices = self._slices[self.name(table)]
+        return slices.structure.build(_tensors(slices, arena))
 
     def views(self, table: str | None, arena: Floats) -> Any:
         """A table's writable views of `arena`, in its structure."""
-        place = self._places[self.name(table)]
-        return place.structure.views(_tensors(place, arena))
+        slices = self._slices[self.name(table)]
+        return slices.structure.views(_tensors(slices, arena))
 
     def write(self, table: str | None, value: object, arena: Floats) -> None:
         """Write a value into `arena`, and zeros into the padding.
@@ -72,42 +72,42 @@ class TableViews:
         Raises BadInput naming the table and the array.
         """
         name = self.name(table)
-        place = self._places[name]
+        slices = self._slices[name]
         try:
-            place.structure.write(value, _tensors(place, arena))
+            slices.structure.write(value, _tensors(slices, arena))
         except BadInput as error:
             named = error.within(f"table {name}")
             named.table = name
             raise named from None
-        for gap in place.padding:
+        for gap in slices.padding:
             arena[gap] = 0
 
     def check_finite(self, table: str, arena: Floats) -> None:
         """Raise BadInput naming the table and the array that holds NaN or infinity."""
-        place = self._places[table]
-        section = arena[place.section]
+        slices = self._slices[table]
+        section = arena[slices.section]
         if isfinite(np.dot(section, section)) or np.isfinite(section).all():
             return  # the product is quick, but of large values it overflows
-        for name, values in _tensors(place, arena).items():
+        for name, values in _tensors(slices, arena).items():
             if not np.isfinite(values).all():
                 at = int(np.argmin(np.isfinite(values)))
-                found = f"expected finite values, got {values.ravel()[at]} at {at}"
-                error = BadInput(f"table {table}: {name}: {found}")
+                fault = f"expected finite values, got {values.ravel()[at]} at {at}"
+                error = BadInput(f"table {table}: {name}: {fault}")
                 error.table = table
                 raise error
 
     def sections(self, tables: set[str], arena: Floats) -> Floats | dict[str, Floats]:
         """The part of `arena` for each of some tables, or the arena itself if they are all."""
-        if len(tables) == len(self._places):
+        if len(tables) == len(self._slices):
             return arena
-        return {name: arena[self._places[name].section] for name in tables}
+        return {name: arena[self._slices[name].section] for name in tables}
 
     def clear(self, table: str, arena: Floats) -> None:
         """Write zeros into a table's section of `arena`."""
-        arena[self._places[table].section] = 0
+        arena[self._slices[table].section] = 0
 
 
-def _place(table: DenseTable, structure: Structure, base: int) -> _Place:
+def _slices_of(table: DenseTable, structure: Structure, base: int) -> _TableSlices:
     tensors, padding, end = [], [], base
     for tensor, offset in zip(table.tensors, table.offsets, strict=True):
         start = base + offset
@@ -116,8 +116,8 @@ def _place(table: DenseTable, structure: Structure, base: int) -> _Place:
         tensors.append((tensor.name, slice(start, end), tensor.shape))
     padding.append(slice(end, base + table.size))
     gaps = tuple(gap for gap in padding if gap.start < gap.stop)
-    return _Place(structure, slice(base, base + table.size), tuple(tensors), gaps)
+    return _TableSlices(structure, slice(base, base + table.size), tuple(tensors), gaps)
 
 
-def _tensors(place: _Place, arena: Floats) -> dict[str, Floats]:
-    return {name: arena[part].reshape(shape) for name, part, shape in place.tensors}
+def _tensors(slices: _TableSlices, arena: Floats) -> dict[str, Floats]:
+    return {name: arena[part].reshape(shape) for name, part, shape in slices.tensors}

@@ -71,7 +71,7 @@ class Dense:
             Guard() if guard is None else argument_checks.instance("guard", guard, Guard, "a Guard")
         )
         self.compression = compression_of("compression", compression)
-        tensors = _multiplied(self.structure.tensors, multipliers)
+        tensors = _apply_multipliers(self.structure.tensors, multipliers)
         self.tensors = _with_buffers(tensors, buffers)
         self.start = params
 
@@ -138,7 +138,7 @@ class Dense:
             )
             with suppress(msgspec.ValidationError):
                 dense.rule = msgspec.convert(form.rule, Rule)
-        if [one.name for one in dense.tensors] != [one.name for one in table.tensors]:
+        if [tensor.name for tensor in dense.tensors] != [one.name for one in table.tensors]:
             raise _misfit(table)
         dense.tensors = table.tensors
         return dense
@@ -198,15 +198,15 @@ def _with_buffers(
     tensors: tuple[TensorSpec, ...], buffers: Collection[str]
 ) -> tuple[TensorSpec, ...]:
     """The tensors with those that are buffers marked; raises BadInput."""
-    given = argument_checks.items("buffers", buffers, "a list of names of arrays")
-    marked = {argument_checks.name("buffers", one) for one in given}
+    names = argument_checks.items("buffers", buffers, "a list of names of arrays")
+    marked = {argument_checks.name("buffers", name) for name in names}
     unknown = marked - {tensor.name for tensor in tensors}
     if unknown:
         shown = ", ".join(sorted(tensor.name for tensor in tensors)[:6])
         raise BadInput(
             "buffers", expected=f"names of arrays such as {shown}", got=f"{min(unknown)!r}"
         )
-    return tuple(structs.replace(one, buffer=one.name in marked) for one in tensors)
+    return tuple(structs.replace(tensor, buffer=tensor.name in marked) for tensor in tensors)
 
 
 def tables_of(value: object) -> Tables:
@@ -224,7 +224,7 @@ def _misfit(table: DenseTable) -> BadInput:
     )
 
 
-def _multiplied(
+def _apply_multipliers(
     tensors: tuple[TensorSpec, ...], multipliers: Mapping[str, tuple[float, float]] | None
 ) -> tuple[TensorSpec, ...]:
     """The tensors with the factors that are given for some of them; raises BadInput."""

@@ -90,7 +90,7 @@ class AckFuture(BoundToProcess):
         """
         timeout_s = argument_checks.seconds("timeout_s", timeout_s, zero=True)
         if self._ack is None:
-            with self._worker._named():
+            with self._worker._naming_errors():
                 self._worker.client.wait(self.done, timeout_s)
         if self._ack is None:
             error = Retry(
@@ -130,7 +130,7 @@ class Worker(BoundToProcess):
         self._prefetch = prefetch
         self._unacknowledged: dict[int, AckFuture] = {}
         self._open: WorkerStep | None = None
-        client.on_pushed = self._acknowledged
+        client.on_pushed = self._on_acknowledged
 
     def __repr__(self) -> str:
         client = self.client
@@ -174,7 +174,7 @@ class Worker(BoundToProcess):
         return self.client.transports
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _naming_errors(self) -> Iterator[None]:
         """Errors of this block name the worker."""
         try:
             yield
@@ -188,7 +188,7 @@ class Worker(BoundToProcess):
         `samples` counts the examples in it, for the records. All gradients that the step was given
         are sent on leaving the block, as one push.
         """
-        with self._named():
+        with self._naming_errors():
             return WorkerStep(self, argument_checks.whole("samples", samples, 0))
 
     def pull(self, *, timeout_s: float = PULL_S) -> Any:
@@ -200,7 +200,7 @@ class Worker(BoundToProcess):
         It waits at the staleness bound as the next step would, and raises `ps.errors.ClockTimeout`
         after `timeout_s` seconds there.
         """
-        with self._named():
+        with self._naming_errors():
             return self._views.build(None, self.client.pull(timeout_s=timeout_s).weights)
 
     def flush(self) -> None:
@@ -209,7 +209,7 @@ class Worker(BoundToProcess):
         Raises `ps.errors.Unreachable` when a shard is silent for the worker's `patience_s`, and
         BadInput for a gradient that a shard has refused.
         """
-        with self._named():
+        with self._naming_errors():
             self.client.flush()
 
     def save(self, path: str | Path) -> None:
@@ -248,17 +248,17 @@ class Worker(BoundToProcess):
     ) -> None:
         self.client.__exit__(kind, error, trace)
 
-    def _acknowledged(self, event: events.Pushed) -> None:
+    def _on_acknowledged(self, event: events.Pushed) -> None:
         future = self._unacknowledged.pop(event.seq, None)
         if future is not None:
             future.resolve(event)
 
     def _pull(self, timeout_s: float) -> PulledWeights:
         client = self.client
-        replica = client.pull(timeout_s=timeout_s)
+        pulled = client.pull(timeout_s=timeout_s)
         for further in range(1, self._prefetch + 1):
             client.prefetch(client.clock + further)
-        return replica
+        return pulled
 
     def _push(self, gradients: Gradients, samples: int, loss: float, pulled_at: float) -> AckFuture:
         future = AckFuture(self, self.client.seq + 1, pulled_at)
@@ -286,7 +286,7 @@ class WorkerStep(BoundToProcess):
         self._worker = worker
         self._views = worker._views
         self._samples = samples
-        self._replica: PulledWeights | None = None
+        self._pulled: PulledWeights | None = None
         self._arena: Floats | None = None
         self._pushed: set[str] = set()
         self._pulled_at = 0.0
@@ -302,7 +302,7 @@ class WorkerStep(BoundToProcess):
     def __enter__(self) -> "WorkerStep":
         if self._worker._open is not None or self._ended:
             open_or_ended = "has ended" if self._ended else "is open"
-            raise self._misused(f"a step {open_or_ended}; expected one after the other")
+            raise self._misuse_error(f"a step {open_or_ended}; expected one after the other")
         self._worker._open = self
         return self
 
@@ -328,13 +328,13 @@ class WorkerStep(BoundToProcess):
     def ack(self) -> AckFuture:
         """The future acknowledgement of the step's push; raises BadInput before it is sent."""
         if self._ack is None:
-            raise self._misused("the step has not been pushed yet")
+            raise self._misuse_error("the step has not been pushed yet")
         return self._ack
 
     @property
     def pulled(self) -> bool:
         """True if the step has its weights, so that `pull` does not wait."""
-        return self._replica is not None
+        return self._pulled is not None
 
     def pull(self, table: str | None = None, *, timeout_s: float = PULL_S) -> Any:
         """A table's weights, in the structure that was given; waits at the staleness bound.
@@ -345,10 +345,10 @@ class WorkerStep(BoundToProcess):
         and never change, also after the step: copy what you want to write.
         """
         self._check_open()
-        if self._replica is None:
-            self._replica = self._worker._pull(timeout_s)
+        if self._pulled is None:
+            self._pulled = self._worker._pull(timeout_s)
             self._pulled_at = time.monotonic()
-        return self._views.build(table, self._replica.weights)
+        return self._views.build(table, self._pulled.weights)
 
     def gradients(self, table: str | None = None) -> Any:
         """Zeroed, writable arrays to fill in place of a `push`: what they hold is pushed.
@@ -374,7 +374,7 @@ class WorkerStep(BoundToProcess):
         name = self._views.name(None if gradient is _NOTHING else table)
         self._check_open()
         if name in self._pushed:
-            raise self._misused(
+            raise self._misuse_error(
                 f"table {name} already has a gradient in this step; expected one push to a table in"
                 " a step: add the gradients up, or take a step for each"
             )
@@ -384,9 +384,9 @@ class WorkerStep(BoundToProcess):
     def _check_open(self) -> None:
         self._worker.client._check_process()
         if self._ended:
-            raise self._misused("the step has ended; expected another")
+            raise self._misuse_error("the step has ended; expected another")
 
-    def _misused(self, text: str) -> BadInput:
+    def _misuse_error(self, text: str) -> BadInput:
         error = BadInput(f"worker {self._worker.name}: {text}")
         error.worker = self._worker.name
         return error
@@ -399,7 +399,7 @@ class WorkerStep(BoundToProcess):
 
     def _finish(self) -> None:
         """Push what the step was given; a step that was given nothing only ticks the clock."""
-        if self._replica is None:
+        if self._pulled is None:
             self.pull(self._views.first)
         gradients = self._views.sections(self._pushed, self._gradients()) if self._pushed else {}
         loss = argument_checks.loss_of("step: loss", self.loss)
@@ -421,4 +421,4 @@ class WorkerStep(BoundToProcess):
     def _drop(self) -> None:
         """Let go of the arrays, so that they can be used again."""
         self._ended = True
-        self._arena = self._replica = None
+        self._arena = self._pulled = None

@@ -126,18 +126,18 @@ def advise(
 
 def remarks(links: Sequence[LinkFigures]) -> list[str]:
     """Problems of the shards themselves, one line each."""
-    found = []
+    problems = []
     for link in links:
         if difference := differs(link.protocol, link.schema):
-            found.append(f"shard {link.shard}: {difference}: it will refuse workers from here")
+            problems.append(f"shard {link.shard}: {difference}: it will refuse workers from here")
         error_s = link.rtt_s / 2
         if abs(link.skew_s) > _SKEW_S + error_s:
             ahead = "ahead" if link.skew_s > 0 else "behind"
-            found.append(
+            problems.append(
                 f"shard {link.shard}'s clock is {abs(link.skew_s):.1f} s {ahead} of ours: times in"
                 " logs do not line up (training does not mind)"
             )
-    return found
+    return problems
 
 
 def _steps(taken_s: float, compute_s: float) -> int:

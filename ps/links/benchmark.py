@@ -74,19 +74,19 @@ def measure_link(
     shard when it stays silent for `patience_s`, or the error that a refusal stands for.
     """
 
-    own = operator_key(cluster)
+    keys = operator_key(cluster)
 
-    def connected(connections: int) -> "closing[_Prober]":
-        return closing(_Prober(cluster, shard, endpoints[shard], connections, patience_s, own))
+    def open_prober(connections: int) -> "closing[_Prober]":
+        return closing(_Prober(cluster, shard, endpoints[shard], connections, patience_s, keys))
 
-    with connected(1) as one:
-        trips = one.round_trips()
+    with open_prober(1) as prober:
+        trips = prober.round_trips()
         quickest = min(trips, key=lambda trip: trip.taken_s)
         rtt_s = quickest.taken_s
-        up, down = one.fill(_upwards, rtt_s), one.fill(_downwards, rtt_s)
+        up, down = prober.fill(_upwards, rtt_s), prober.fill(_downwards, rtt_s)
     most_up, most_down = up, down
     if max(up.rate, down.rate) * rtt_s > _SHORT_BYTES:
-        with connected(STRIPES) as many:
+        with open_prober(STRIPES) as many:
             most_up, most_down = many.fill(_upwards, rtt_s, up), many.fill(_downwards, rtt_s, down)
     moved = up.moved + down.moved
     return LinkFigures(
@@ -133,12 +133,12 @@ class _Prober:
         endpoint: str,
         connections: int,
         patience_s: float,
-        own: KeyPair | None,
+        keys: KeyPair | None,
     ) -> None:
         self._cluster = cluster
         self._shard = shard
         self._patience_s = patience_s
-        self._links = Links([endpoint] * connections, keys=own)
+        self._links = Links([endpoint] * connections, keys=keys)
         self._links.await_connections(patience_s)
         self._connections = connections
         self._request = 0
@@ -159,11 +159,11 @@ class _Prober:
         return trips[1:]
 
     def _trip(self) -> _Trip:
-        started, ours = time.monotonic(), time.time()
+        started, unix_s = time.monotonic(), time.time()
         request = self._send(0, 0, ())
         answer = self._await(request)
         taken_s = time.monotonic() - started
-        return _Trip(taken_s, answer.unix_s - (ours + taken_s / 2), answer)
+        return _Trip(taken_s, answer.unix_s - (unix_s + taken_s / 2), answer)
 
     def fill(self, kind: _Kind, rtt_s: float, best: _Round | None = None) -> _Round:
         """Run rounds of growing size until one fills the pipe; returns the fastest round.

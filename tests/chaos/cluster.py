@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps import AdminClient, ShardState
-from ps.job_spec import resharded_specs, shard_specs
+from ps.job_spec import reshard_specs, shard_specs
 from ps.resharding import reshard
 from shards.rules import SGD
 from shards.schedules import Fixed
@@ -126,7 +126,7 @@ class Party:
         """
         fewest = self.plan.shards
         shards = fewest + (len(self._specs) == fewest)
-        specs = resharded_specs(self._specs, shards)
+        specs = reshard_specs(self._specs, shards)
         folder = self.folder / f"epoch-{specs[0].map.epoch}"
         folder.mkdir()
         hosts, watcher = self._start(specs, folder)

@@ -14,7 +14,7 @@ import pytest
 
 from ps import AdminClient
 from ps.client import Client
-from ps.job_spec import make_cluster, resharded_specs, shard_specs
+from ps.job_spec import make_cluster, reshard_specs, shard_specs
 from ps.launch.threads import local_shards
 from ps.resharding import reshard
 from ps.server.server import ShardServer
@@ -280,7 +280,7 @@ MOVING = [
         *(
             Client._turn,
             Client._follow_reshard,
-            Client._established,
+            Client._establish,
             Client._connect_successor,
             Client._switch_to,
         ),
@@ -311,7 +311,7 @@ def moved_while_interrupted(code: CodeType, line: int) -> bool:
     with ExitStack() as stack:
         cluster = stack.enter_context(local_shards(specs))
         console = stack.enter_context(AdminClient(cluster))
-        settled = stack.enter_context(local_shards(resharded_specs(specs, 1)))
+        settled = stack.enter_context(local_shards(reshard_specs(specs, 1)))
         successor = stack.enter_context(AdminClient(settled))
         client = stack.enter_context(Client(cluster, worker="w", retry_s=0.05, in_flight=4))
         client.pull()

@@ -12,7 +12,7 @@ import ps
 from ps import AdminClient, Cluster, Compression
 from ps.admin_client import carry_out
 from ps.client import Client
-from ps.job_spec import resharded_specs, shard_specs
+from ps.job_spec import reshard_specs, shard_specs
 from ps.launch.threads import local_shards
 from ps.resharding import reshard
 from ps.session import admin_plans
@@ -41,7 +41,7 @@ class Home:
         return self.console.cluster
 
     def move(self, shards: int) -> None:
-        self._specs = resharded_specs(self._specs, shards)
+        self._specs = reshard_specs(self._specs, shards)
         _, successor = self._settle(self._specs)
         reshard(self.console, successor)
         self.console = successor

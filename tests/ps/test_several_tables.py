@@ -14,7 +14,7 @@ import pytest
 
 import ps
 from ps.client import Client
-from ps.job_spec import resharded_specs, shard_specs
+from ps.job_spec import reshard_specs, shard_specs
 from ps.launch.processes import process_shards
 from ps.launch.threads import local_shards
 from ps.resharding import reshard
@@ -133,7 +133,7 @@ def test_a_snapshot_and_a_reshard_move_both_tables(tmp_path: Path) -> None:
     assert (manifest.layout, manifest.rules) == (cluster.layout, rules)
     with (
         local_shards(specs) as two,
-        local_shards(resharded_specs(specs, 3)) as three,
+        local_shards(reshard_specs(specs, 3)) as three,
         ps.AdminClient(two) as old,
         ps.AdminClient(three) as new,
     ):

@@ -7,7 +7,7 @@ import pytest
 
 import ps
 from ps.client import Client
-from ps.job_spec import resharded_specs, shard_specs
+from ps.job_spec import reshard_specs, shard_specs
 from ps.launch.processes import process_replicas
 from ps.launch.threads import local_shards
 from ps.resharding import reshard
@@ -94,7 +94,7 @@ def test_a_snapshot_and_a_move(size: int, tmp_path: Path) -> None:
     _, states = load_snapshot(tmp_path / "3")
     with (
         local_shards(specs) as two,
-        local_shards(resharded_specs(specs, 3)) as three,
+        local_shards(reshard_specs(specs, 3)) as three,
         ps.AdminClient(two) as old,
         ps.AdminClient(three) as new,
     ):

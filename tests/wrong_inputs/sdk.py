@@ -23,7 +23,7 @@ import ps
 import worker
 from ps.client import Client
 from ps.job import WorkerOptions
-from ps.job_spec import expect_compression, make_cluster, resharded_specs, shard_specs
+from ps.job_spec import expect_compression, make_cluster, reshard_specs, shard_specs
 from ps.launch.threads import local_shards
 from ps.resharding import reshard
 from ps.start_job import OwnJob, StartOptions
@@ -425,8 +425,8 @@ def _jobs(env: Env) -> dict[str, Target]:
             {"compression": "compression|topk|threshold|table"},
         ),
         "successors": Target(
-            resharded_specs,
-            _with(resharded_specs, specs=env.specs, shards=1),
+            reshard_specs,
+            _with(reshard_specs, specs=env.specs, shards=1),
             {"specs": "specs", "shards": "1.."},
         ),
         "describe": Target(

@@ -159,7 +159,7 @@ class LoopSteps:
             clock=client.clock,
             step=client.step,
             bound=client.cluster.bound,
-            ahead=client.recommended_prefetch,
+            ahead=client.best_prefetch,
             pulls_at_once=True,
             local=restart_state.local,
             optimizer=optimized,

@@ -22,7 +22,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from ps import AdminClient, Cluster
-from ps.job_spec import resharded_specs
+from ps.job_spec import reshard_specs
 from ps.launch.launcher import LaunchedShards
 from ps.resharding import reshard
 from ps.session.admin_plans import SettingsChange, UnconfirmedHandOver
@@ -192,7 +192,7 @@ class JobShards:
         try:
             if request.shards == have:
                 raise BadInput(f"reshard: the job already has {in_words(have)}")
-            specs = resharded_specs(self._specs, request.shards)
+            specs = reshard_specs(self._specs, request.shards)
         except DownpourError as error:
             request.answer(error)
             return

@@ -76,7 +76,7 @@ def train_worker(
         clock=client.clock,
         step=client.step,
         bound=client.cluster.bound,
-        ahead=client.recommended_prefetch,
+        ahead=client.best_prefetch,
         on_device=isinstance(model, Ahead),
         local=restart_state.local,
     )
@@ -134,9 +134,7 @@ class ClientDriver:
         pulled = self.client.pull(want.clock)
         for clock in want.prefetch:
             self.client.prefetch(clock)
-        return machine.WeightsPulled(
-            pulled.weights, pulled.versions, self.client.recommended_prefetch
-        )
+        return machine.WeightsPulled(pulled.weights, pulled.versions, self.client.best_prefetch)
 
     def _push(self, want: machine.PushContribution) -> None:
         times, steps = self.client.times, self._steps

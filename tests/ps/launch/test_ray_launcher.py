@@ -8,7 +8,7 @@ import ray
 
 import ps
 from ps import AdminClient
-from ps.job_spec import resharded_specs, shard_specs
+from ps.job_spec import reshard_specs, shard_specs
 from ps.launch import process_handle
 from ps.launch.ray_actors import Actor
 from ps.launch.ray_launcher import ray_shards
@@ -65,7 +65,7 @@ def test_a_job_moves_to_more_actors(ray_local: str) -> None:
     specs = shard_specs(TABLE, shards=1, schedule=Fixed(base_rate=1.0), lease_s=60.0, workers=1)
     with (
         ray_shards(specs) as old,
-        ray_shards(resharded_specs(specs, 2)) as new,
+        ray_shards(reshard_specs(specs, 2)) as new,
         AdminClient(old.cluster) as console,
         AdminClient(new.cluster) as successor,
     ):

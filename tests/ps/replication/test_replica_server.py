@@ -18,7 +18,7 @@ import zmq
 import ps
 from ps import admin_client
 from ps.client import Client
-from ps.job_spec import make_cluster, resharded_specs, shard_specs
+from ps.job_spec import make_cluster, reshard_specs, shard_specs
 from ps.replication import replica_server
 from ps.replication.coordinator_server import CoordinatorServer
 from ps.resharding import reshard
@@ -308,7 +308,7 @@ def test_a_group_moves_to_another(group: Group, tmp_path: Path) -> None:
     resharding.
     """
     (tmp_path / "next").mkdir()
-    following = Group(tmp_path / "next", specs=resharded_specs(group.specs, 1))
+    following = Group(tmp_path / "next", specs=reshard_specs(group.specs, 1))
     try:
         following.join()
         following.await_holders(1)
@@ -342,7 +342,7 @@ def test_a_primary_dies_in_the_midst_of_a_move(
     continues the resharding, and each push counts once.
     """
     (tmp_path / "next").mkdir()
-    following = Group(tmp_path / "next", specs=resharded_specs(group.specs, 1))
+    following = Group(tmp_path / "next", specs=reshard_specs(group.specs, 1))
     dies = following if question == "Install" else group
     asked: list[str] = []
 
@@ -353,8 +353,8 @@ def test_a_primary_dies_in_the_midst_of_a_move(
             dies.copies[0].stop()
         return carried_out(step, by_side)
 
-    carried_out = admin_client._done
-    monkeypatch.setattr(admin_client, "_done", done)
+    carried_out = admin_client._carry_out_step
+    monkeypatch.setattr(admin_client, "_carry_out_step", done)
     try:
         following.join()
         following.await_holders(1)

@@ -12,7 +12,7 @@ import zmq
 import ps
 from ps.client import Client
 from ps.cluster import Access, Cluster
-from ps.job_spec import make_cluster, resharded_specs, shard_specs
+from ps.job_spec import make_cluster, reshard_specs, shard_specs
 from ps.launch.threads import local_shards
 from ps.links.benchmark import measure_link
 from ps.resharding import reshard
@@ -253,7 +253,7 @@ def test_a_job_moves_with_its_workers() -> None:
     specs = shard_specs(TABLE, shards=2)
     with (
         local_shards(specs, transport=Transport.TCP, secure=True) as old,
-        local_shards(resharded_specs(specs, 1), transport=Transport.TCP, secure=True) as new,
+        local_shards(reshard_specs(specs, 1), transport=Transport.TCP, secure=True) as new,
         Client(old.for_workers(), worker="w0", transport="tcp") as client,
     ):
         client.pull()

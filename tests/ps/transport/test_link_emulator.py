@@ -182,13 +182,13 @@ def test_weights_are_asked_for_as_early_as_the_link_needs() -> None:
         with Client(cluster, worker="w0", link=parse_link("rtt=120ms")) as shards:
             for step in range(steps):
                 ahead = max(
-                    ahead, shards.recommended_prefetch
+                    ahead, shards.best_prefetch
                 )  # a busy machine's steps may be long now and then
                 (version,) = shards.pull().versions
                 assert step - bound <= version <= step, "no staler than the bound"
                 assert version >= versions[-1]
                 versions.append(version)
-                for further in range(1, min(shards.recommended_prefetch, bound) + 1):
+                for further in range(1, min(shards.best_prefetch, bound) + 1):
                     shards.prefetch(step + further)
                 shards.push(gradient)
             assert ahead > bound

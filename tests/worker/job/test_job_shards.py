@@ -94,7 +94,7 @@ def before(
     monkeypatch: pytest.MonkeyPatch, question: str, count: int, act: Callable[[], None]
 ) -> None:
     """Call `act` just before this question is asked for the `count`th time, counted from 1."""
-    asked, real = [0], admin_client._done
+    asked, real = [0], admin_client._carry_out_step
 
     def done(step: Any, by_side: Any) -> Any:
         if isinstance(step, admin_plans.Ask) and step.kind.__name__ == question:
@@ -103,7 +103,7 @@ def before(
                 act()
         return real(step, by_side)
 
-    monkeypatch.setattr(admin_client, "_done", done)
+    monkeypatch.setattr(admin_client, "_carry_out_step", done)
 
 
 def test_deaths_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
