@@ -79,6 +79,8 @@ class AdminRequests:
         self._reshard = reshard
         self._shard, self._boot = part.spec.shard, part.boot
         self.exports = OpenExports(part.spec.shard)
+        # A piece states its own sizes, so without this bound one message could reserve any amount
+        # of memory.
         self._max_bytes = part.spec.arrays_bytes + wire_format.MAX_STATE_BYTES
         self._staged: tuple[Install, GatheredState] | None = None
 
@@ -201,6 +203,7 @@ class AdminRequests:
             raise BadMessage(
                 f"install: expected {len(frames) - len(more)} frames, got {len(frames)}"
             )
+        # Checked before anything changes: a `restore` that failed half-way could not be undone.
         part.parameters.check_state(offered.arrays)
         # A retried Install is idempotent: the first reply may have been lost in a failover.
         if not (message.keep_workers and part.is_at(offered)):
@@ -212,6 +215,8 @@ class AdminRequests:
         if message.keep_workers:
             part.ledger.renew(now + part.spec.lease_s)
         else:
+            # The workers of a resumed job are other processes: an old lease would make the gate
+            # wait for workers that never come.
             part.ledger.detach_workers()
         return Installed(message.request, self._shard, self._boot, part.parameters.version), ()
 
@@ -273,6 +278,8 @@ class AdminRequests:
         return Described(message.request, self._shard, self._boot), (description,)
 
     def _export(self, sender: bytes, message: Export, now: float) -> Answer:
+        # A repeated request must not fix a second version, because pieces of two versions do not
+        # fit together.
         number = self.exports.find_opened(sender, message.request)
         if number is None:
             frames = shard_state.encode(self._part.copy())
@@ -283,6 +290,8 @@ class AdminRequests:
         return self._piece(message.request, number, 0, now)
 
     def _next_piece(self, message: AskPiece, now: float) -> Answer:
+        # Another incarnation numbers its own exports: the same number may name another version
+        # there.
         if message.boot != self._boot:
             raise Resynchronise(f"shard {self._shard} has restarted: begin the export again")
         return self._piece(message.request, message.of, message.number, now)

@@ -79,6 +79,8 @@ def stale_limit_of(argument: str, value: object) -> StaleLimit | None:
     action, _, after = value.partition(":") if isinstance(value, str) else ("", "", "")
     if action == "wait" and not after:
         return None
+    # Python's `int` takes quadratic time for a long text, and this one may come from another
+    # process.
     digits = after.isascii() and after.isdecimal() and len(after) < _MAX_DIGITS
     if action not in ("scale", "drop") or not digits or not int(after):
         expected = "wait, scale:AFTER or drop:AFTER, with AFTER of at least 1 update"
@@ -168,6 +170,7 @@ class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise BadInput(name, expected="more than 0", got=value)
+        # A push of a round has no staleness of its own: all of them are computed from one version.
         if self.stale is not None and isinstance(self.merge, Round):
             raise BadInput("on_stale", expected="wait for a strategy in rounds", got="a limit")
 

@@ -63,6 +63,7 @@ def _plain(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str | bytes):
+        # Cut before `repr`, which would copy a text of any length.
         return repr(value[: _SHOWN + 1])
     return str(value).replace("\n", " ")
 
@@ -70,6 +71,7 @@ def _plain(value: object) -> str:
 def whole(argument: str, value: object, least: int | None = None, most: int | None = None) -> int:
     """A whole number, Python's or NumPy's, from `least` to `most`; by default up to ±MAX_INT."""
     try:
+        # `index` would accept a boolean: `steps=True` would silently be one step.
         if isinstance(value, bool | np.bool_):
             raise TypeError
         plain = index(value)  # type: ignore[arg-type]

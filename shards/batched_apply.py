@@ -36,6 +36,7 @@ class FusedApply:
     def __init__(self, segments: Sequence[RateRun], size: int, piece: int = PIECE) -> None:
         self._segments = tuple(segments)
         self._pieces = list(_cut(segments, size, piece))
+        # One array for all pieces and pushes: fresh memory at each push would cost page faults.
         self._sum = np.empty(min(piece, size), np.float32)
 
     def apply(
@@ -55,6 +56,8 @@ class FusedApply:
                 squares[number] += squared_norm(gradient[part])
             if not all(map(isfinite, squares)):
                 continue  # the remaining norms are still needed
+            # The first gradient is only read, and the sum goes elsewhere: a gradient may be a view
+            # of the network's memory, or of a worker's.
             total = gradients[0][part]
             for gradient in gradients[1:]:
                 total = np.add(total, gradient[part], out=self._sum[: len(total)])

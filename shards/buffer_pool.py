@@ -79,6 +79,7 @@ class Buffers:
     def take(self) -> NDArray[np.float32]:
         """A buffer that nothing else refers to, with arbitrary contents."""
         free = []
+        # The loop variable is a reference, as it was when `_UNSHARED` was measured.
         for buffer in self._all:
             if sys.getrefcount(buffer) == _UNSHARED:
                 free.append(buffer)  # noqa: PERF401  # a comprehension is a call
@@ -94,6 +95,7 @@ class Buffers:
         self._idle = idle if self._idle is None else min(self._idle, idle)
         self._takes += 1
         if self._takes % _LATELY == 0:
+            # By identity, because `in` would compare the elements of arrays.
             surplus = [id(buffer) for buffer in free[1:][: max(0, self._idle - 1)]]
             self._all = [buffer for buffer in self._all if id(buffer) not in surplus]
             self._idle = None

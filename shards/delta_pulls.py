@@ -60,7 +60,11 @@ class DeltaViews:
         """The change that takes `worker`, which holds view `base`, to `weights` or near them."""
         view = self._views.get(worker)
         self._last += 1
+        # A base before `first` is of a view that was dropped. One before `last` is no fault: the
+        # worker applies the answers in between, which are still on their way, before this one.
         if view is None or not view.first <= base <= view.last:
+            # Copied, because later changes are added to the view in place, and a version never
+            # changes.
             self._views[worker] = _View(self._last, self._last, weights.copy())
             return Change(Kind.F4, 0, self._last, weights.view(np.uint8))
         frame = _difference(kind, share, weights, view.weights)
@@ -76,6 +80,8 @@ def _difference(kind: Kind, share: float, new: Floats, view: Floats) -> NDArray[
         payload = payloads.largest(difference, None, payloads.pairs_of(share, new.size))
     else:
         payload = payloads.encode_rounded(kind, new, difference)
+    # By the decoded payload and not by `new`: the worker can only add what the payload stands for,
+    # and both views must stay equal bit for bit.
     add(kind, payload, view, view)
     return payload
 

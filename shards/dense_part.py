@@ -84,6 +84,8 @@ class DensePart:
         if part.kind is Kind.F4:
             gradient = payload.view(np.float32)
         else:
+            # A buffer for each push: all pushes of a run are decoded before the first of them is
+            # applied.
             gradient = self._decoded.take()
             payloads.decode(part.kind, payload, gradient)
         return gradient if self._on_host else backends.copy_to(gradient, self._backend)
@@ -205,8 +207,11 @@ class DensePart:
                 backends.copy(arrays[name], version[self._where])
         zeros = np.zeros(self.size, np.float32)
         names = self._slot_names
+        # Copied, because the arrays may be views of a message, a file or another shard's state.
         self._slots = [backends.copy_to(arrays.get(name, zeros), self._backend) for name in names]
         self._spare, self._moved = [], 0
+        # The restored version may have the number of the one before, so the number alone does not
+        # show that the frames are out of date.
         self._encoded.forget()
 
     @property

@@ -52,6 +52,8 @@ class Gate:
         """
         key = (message.worker, message.request)
         known = self.parked.get(key)
+        # Counted only where it can matter: the loop over all requests would run at every parked
+        # pull.
         if known is None and len(self.parked) >= MAX_PARKED:
             count = sum(worker == message.worker for worker, _ in self.parked)
             if count >= MAX_PARKED:
@@ -59,6 +61,7 @@ class Gate:
                     f"worker {message.worker}: expected at most {MAX_PARKED} requests that wait,"
                     " got one more"
                 )
+        # The time of the first copy is kept, because the wait is measured from there.
         self.parked[key] = Waiting(sender, message, known.since if known else now)
         return known is None
 
@@ -68,6 +71,7 @@ class Gate:
         It is a generator: `may_go` is evaluated for a request only after the caller has dealt with
         the one before, so that admitting one worker can keep the next one waiting.
         """
+        # `sorted` makes a list, so the caller may park further requests meanwhile.
         for waiting in sorted(self.parked.values(), key=lambda w: (w.message.clock, w.since)):
             if may_go(waiting.message):
                 del self.parked[waiting.message.worker, waiting.message.request]

@@ -110,6 +110,7 @@ class Ledger(msgspec.Struct):
         Joining never lowers the slowest clock, so a newcomer holds back no running worker.
         """
         entry = self.entries[worker]
+        # Not below the floor: workers that have passed the gate there would be too far ahead of it.
         entry.clock = max(entry.clock, clock, self.floor)
         entry.admitted, entry.unheard = True, False
         self._stand(entry, Standing.ACTIVE)
@@ -218,6 +219,8 @@ class Ledger(msgspec.Struct):
         again.
         """
         entry = self.entries.get(message.worker)
+        # The entry may be older than the sender's: this shard may have returned to an earlier
+        # state.
         if entry is None or message.incarnation > entry.incarnation:
             raise Resynchronise(f"worker {message.worker} has not said hello to this shard")
         if message.incarnation < entry.incarnation:

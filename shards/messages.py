@@ -31,6 +31,7 @@ PROTOCOL = 4
 MAX_PROBE_BYTES = 4 << 20
 PIECE_BYTES = 4 << 20  # a larger state travels in pieces of this size (state_pieces.py)
 
+# Below 2**63, so that the sum of two counts still fits into the int64 columns of the records.
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=256)]

@@ -165,10 +165,12 @@ class Metrics:
         read_at = now
         if reads is not None:
             read_at = reads.get(push.read_version, now)
+            # A worker pushes in the order of its reads, so no later push refers to an earlier one.
             for earlier in sorted(reads):
                 if earlier >= push.read_version:
                     break
                 del reads[earlier]
+        # `append` is about to drop the oldest record, which moves the number of the first one.
         if len(self._records) == MAX_RECORDS:
             self._first += 1
         self._records.append(

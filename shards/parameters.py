@@ -141,6 +141,8 @@ class ParameterStore:
                 waiting.append((part, gradients, rates[name] * scale))
             most = part.max_squares
             for number, square in zip(pushed, part_squares, strict=True):
+                # The half-written `out` is dropped, and no slot has changed yet: the push leaves no
+                # trace.
                 if guarded and not square <= most:  # true for NaN, too
                     return None
                 squares[number] += square
@@ -200,6 +202,7 @@ class ParameterStore:
             part_arrays = of_table(arrays, name)
             part.check_state(part_arrays)
             known += len(part_arrays)
+        # An array of an unknown table would otherwise be dropped without a word.
         if known != len(arrays):
             names = ", ".join(self.parts)
             raise BadInput("state", expected=f"arrays of the tables {names}", got=", ".join(arrays))
@@ -220,6 +223,8 @@ class ParameterStore:
             part.restore(tables[name], out, past)
             part.count = saved.updates.get(name, 0)
             part.buffered = saved.collected.get(name, 0)
+        # The former weights are no past version of the restored state, and `_become` must not keep
+        # them.
         self._weights = None
         self._become(saved.version, out)
         self._past.clear()
@@ -252,5 +257,6 @@ class ParameterStore:
 
     def _become(self, version: int, weights: Floats) -> None:
         if self._past.maxlen and self._weights is not None:
+            # By reference: a version never changes, so it costs no copy.
             self._past.appendleft(self._weights)
         self.version, self._weights, self._read = version, weights, None

@@ -82,8 +82,10 @@ def _sparse_fault(payload: Bytes, keys: int) -> str:
     if payload.size % _PAIR_BYTES:
         return f"expected indices and values of 4 bytes each, got {payload.size} bytes"
     indices, _ = _pairs(payload)
+    # The last index is the largest, as the next check shows; it alone is compared with the range.
     if indices.size and int(indices[-1]) >= keys:
         return f"expected indices below {keys}, got {indices[-1]}"
+    # Strictly, so that no key comes twice: of two values `_scatter` would keep either one.
     if not (indices[1:] > indices[:-1]).all():
         return "expected indices that ascend"
     return ""
@@ -148,6 +150,7 @@ def validate(label: str, kind: Kind, zstd: bool, keys: KeyRange, frame: Buffer) 
     packed = plain.cast("B")
     if zstd:
         packed = zstd_frames.unpack(f"{label}: keys {keys}", packed, most)
+    # The decoders are compiled loops, which do not check bounds: the length must be right here.
     if packed.nbytes > most or (packed.nbytes < most and not row.sparse):
         raise BadMessage(
             f"{label}: keys {keys} as {kind} take {'up to ' * row.sparse}{most} bytes,"

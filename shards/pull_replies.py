@@ -62,6 +62,7 @@ class PullReplies:
 
     def _answer(self, request: int, asks: list[AskedPart], worker: str, waited_s: float) -> Answer:
         parameters = self._parameters
+        # Read once, so that all parts of an answer are of one version.
         weights, parts, frames, sent_bytes = parameters.host_weights(), [], [], 0
         for ask in asks:
             part, frame = parameters.parts[ask.table].read(weights, parameters.version, ask, worker)

@@ -42,6 +42,7 @@ def examine(
     Raises Retry if there are no weights yet, and BadMessage.
     """
     parameters.weights()
+    # Such a version never existed here, and its push would count as fresher than the weights.
     if message.read_version > parameters.version:
         raise BadMessage(
             f"push {message.seq} of worker {message.worker} was computed from version"
@@ -62,4 +63,5 @@ def examine(
             )
         gradients[part.table] = table_part.check(f"push {message.seq}", part, frame)
         payload_bytes += memoryview(frame).nbytes
+    # The frames are kept, because gradients in plain floats are views of them.
     return Arrived(sender, message, tuple(frames), gradients, payload_bytes)

@@ -43,6 +43,7 @@ def refusal(request: int, shard: int, boot: int, error: DownpourError) -> Refusa
     """The answer of `shard` to a request that failed with `error`; its text becomes one line."""
     remedy = next(remedy for kind, remedy in _REMEDIES if isinstance(error, kind))
     expected = error.expected if isinstance(error, Gap) else 0
+    # Cut, because a refusal has to fit into a header whatever text the error quotes.
     text = " ".join(str(error).split())[:_LONGEST]
     return Refusal(request, shard, boot, remedy, text, expected)
 

@@ -80,6 +80,8 @@ def _join(states: Sequence[Arrays], layout: Layout, shard_map: ShardMap) -> dict
                         expected=f"{len(section.keys)} floats of {array_name(section.table, slot)}",
                         got=array.shape,
                     )
+                # A slot that only some shards hold begins at zero in the rest, as a missing slot
+                # does.
                 empty = np.zeros(sizes[section.table], array.dtype)
                 whole[section.table].setdefault(slot, empty)[
                     section.keys.start : section.keys.stop

@@ -200,6 +200,7 @@ class ShardReplica:
         """Follow the coordinator's decision; an old one changes nothing."""
         new = decision.configuration
         known = self._accepted.epoch if self._accepted else 0
+        # Assignments may be repeated or overtake each other; only the newest counts.
         if self.retired or new.epoch < known:
             return Effects()
         if not new.holds(self.boot):
@@ -240,6 +241,8 @@ class ShardReplica:
         due = self.shard.due(now)
         if due is None:
             return Effects(answers, posts)
+        # At least once: an empty list still applies a buffer, and the backup must do so at the same
+        # point.
         for begin in range(0, max(1, len(due)), MAX_EXPIRED):
             some = tuple(due[begin : begin + MAX_EXPIRED])
             effects = self._log(now, (), some, self.shard.expire(some, now))
@@ -270,9 +273,11 @@ class ShardReplica:
         """Act as the primary of a confirmed configuration."""
         promoted = self._active is None
         self._active = new
+        # The reports of a former backup say nothing about the present one.
         self._reported = self._alone_until = None
         self._unreported.clear()
         self._sending = None
+        # Not where only the backup has changed: the workers would say hello again for nothing.
         if promoted:
             self.shard.take_over(now)
         posts = self._send_state(now) if new.backup is not None else []
@@ -298,6 +303,7 @@ class ShardReplica:
             if not self._unreported and self._reported is not None:
                 self._quiet_since = now
             self._unreported.append(entry)
+            # A backup without its whole state ignores entries, so these follow the last piece.
             if self._sending is None or self._sending.all_sent:
                 posts = [self._replicate(entry)]
         effects = self._answer(answers)
@@ -309,6 +315,8 @@ class ShardReplica:
         # have no sender's address.
         awaited = [answer for answer in answers if answer.to]
         if awaited:
+            # Answers to reads wait as well: they may show an entry that would be lost with this
+            # process.
             self._pending_answers.append((self.position, awaited))
         return Effects(self._release())
 
@@ -381,6 +389,7 @@ class ShardReplica:
             sending.sent = max(sending.sent, sending.arrived)
             return Effects(posts=self._send_pieces(sending, now))
         was_in_sync = self.in_sync
+        # Reports may overtake each other, and what was held once is held.
         self._reported = max(self._reported or 0, message.position)
         self._quiet_since = now
         while self._unreported and self._unreported[0].position <= self._reported:
@@ -411,9 +420,11 @@ class ShardReplica:
         if isinstance(message, Sync):
             if self._holds is None:  # otherwise it is a late repetition
                 self._take_piece(message, frames)
+        # In order and without a gap; an entry that comes early is ignored, and sent again.
         elif self._holds is not None and message.position == self._holds + 1:
             self._apply(message, frames)
         pieces = self._gathered.gapless_count if self._gathered is not None else 0
+        # Also where nothing was applied: the earlier report may have been lost.
         return Effects(posts=[Post(origin, Replicated(message.epoch, self._holds, pieces))])
 
     def _take_piece(self, message: Sync, frames: Sequence[Buffer]) -> None:
@@ -428,6 +439,7 @@ class ShardReplica:
 
     def _take_state(self, frames: Sequence[Buffer]) -> None:
         first, rest = wire_format.decode_state(frames[0], _Copied), frames[1:]
+        # A fresh shard, so that nothing of a former state survives in it.
         self.shard = self._make_shard()
         if first.state:
             self.shard.restore(shard_state.decode(rest[: first.state])[0])
@@ -445,5 +457,7 @@ class ShardReplica:
             request = wire_format.decode_request(frames[0])
             if isinstance(request, Registered):
                 request = msgspec.structs.replace(request, boot=self.shard.boot)
+            # Without an address, so that no answer can leave; at the primary's time, because leases
+            # must end here as they do there.
             self.shard.handle(b"", request, frames[1:], message.at)
         self._holds = self.position = message.position

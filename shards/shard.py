@@ -117,6 +117,8 @@ class Shard:
         for arrival in arrivals:
             message = arrival.message
             if run:
+                # A pull changes nothing, so it need not end a run of pushes; it is answered after
+                # the pass.
                 if isinstance(message, Pull):
                     pulls.append(arrival)
                     continue
@@ -227,6 +229,9 @@ class Shard:
             raise BadMessage(
                 f"shard {self.spec.shard} serves another job than {short_id(message.job)}"
             )
+        # Before the check of the boot number: a worker of an earlier incarnation must learn of the
+        # new shards as well. Operators are not redirected, because one may still need this shard's
+        # cut.
         if self.reshard.moved_to is not None and isinstance(message, FromWorker | Read):
             raise Moved(f"shard {self.spec.shard} has handed over its part", self.reshard.moved_to)
         if isinstance(message, Registered) and message.boot != self.boot:

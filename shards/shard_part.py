@@ -72,6 +72,7 @@ class ShardPart:
         self.parameters.restore(state.saved, state.arrays)
         saved = state.saved
         self.updates.steps, self.updates.samples = saved.steps, saved.samples
+        # In place: other objects of this incarnation refer to the same ledger.
         self.ledger.entries, self.ledger.floor = saved.ledger.entries, saved.ledger.floor
         self.description = state.description
         self.follow(saved.settings or LiveSettings(self.spec.bound, self.spec.rate_factor))

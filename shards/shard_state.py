@@ -25,6 +25,7 @@ from shards.wire_format import Buffer
 WEIGHTS = "weights"
 
 Arrays = dict[str, NDArray[Any]]
+# Plain numbers only: an array of objects from another process would hold foreign pointers.
 _Dtype = Annotated[str, Meta(pattern="^[<|][biuf][1248]$")]
 
 
@@ -111,5 +112,6 @@ def decode(frames: Sequence[Buffer]) -> tuple[ShardState, Sequence[Buffer]]:
                 f"state: {array.name} of {array.dtype} and shape {array.shape} takes"
                 f" {dtype.itemsize * prod(array.shape)} bytes, got {size}"
             )
+        # A view of the frame: `restore` copies whatever outlives the message.
         arrays[array.name] = np.frombuffer(frame, dtype).reshape(array.shape)
     return ShardState(contents.saved, arrays, contents.description), frames[end:]

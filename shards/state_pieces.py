@@ -135,6 +135,8 @@ class GatheredState:
         expected, actual = [high - low for _, low, high in spans], [view.size for view in slices]
         if expected != actual:
             raise BadMessage(f"piece {piece.number}: expected frames of {expected} bytes, {actual}")
+        # Last, because it reads every byte. The digest depends on the number, so a piece cannot
+        # stand in the place of another one.
         if _digest(slices, piece.number) != piece.digest:
             raise BadMessage(f"piece {piece.number}: its bytes do not match its digest")
         if self._sizes is None:
@@ -175,6 +177,7 @@ class OpenExports:
         for number in [n for n, other in self._open.items() if other.sender == export.sender]:
             del self._open[number]
         while len(self._open) >= MAX_EXPORTS:
+            # The least recently used one: an operator that still asks for pieces keeps its export.
             del self._open[min(self._open, key=lambda number: self._open[number].used_at)]
         self._opened += 1
         self._open[self._opened] = export

@@ -93,8 +93,11 @@ class Updates:
         if not self._sums or entry is None or message.seq != entry.seq + 1:
             return False
         steps = self.steps + sum(arrived.message.steps for arrived in run)
+        # The ledger learns of the first push only when the run is applied, so it could not judge a
+        # second one of the same worker.
         if any(arrived.message.worker == message.worker for arrived in run):
             return False
+        # One pass has one rate, but a schedule may change it between two pushes.
         return self._rates_at(steps) == self._rates_at(self.steps)
 
     def apply(self, run: Sequence[Arrived], now: float) -> list[Applied] | None:
@@ -225,6 +228,8 @@ class Updates:
         """Add a push to the buffer, and apply the buffer if it is full."""
         scale, before = self._scale(arrived.message), self._parameters.version
         rates = self._rates_at(self.steps)
+        # The push is in the ledger from now on, although in no version yet: the buffer belongs to
+        # the saved state, so both survive or neither.
         self._parameters.collect(arrived.gradients, scale)
         if self._parameters.buffered >= size:
             self.apply_buffer()
@@ -256,6 +261,8 @@ class Updates:
         try:
             return self._measure(arrived)
         except BadInput:
+            # Counted before the error leaves: the refusal is a change, which is logged and
+            # replicated.
             self._ledger.entries[arrived.message.worker].refused += 1
             raise
 

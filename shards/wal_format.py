@@ -178,6 +178,7 @@ class LogRecord(msgspec.Struct, frozen=True):
 def encode(entry: Entry, frames: Frames = (), *, number: int) -> list[Buffer]:
     """A record of file `number` as the buffers to write in order; frames are not copied."""
     plain = [memoryview(frame) for frame in wire_format.wrap(frames)]
+    # NumPy's empty arrays cannot be cast to bytes, and have none.
     whole = [frame.cast("B") for frame in plain if frame.nbytes]
     sizes = [frame.nbytes for frame in plain]
     described = msgspec.msgpack.encode(_Description(entry, sizes))
@@ -296,6 +297,7 @@ def turn_of(
         payload = () if key in unread else tuple(arrival.frames)
         calls.append(Call(wire_format.encode(arrival.message), len(payload), apart))
         frames += payload
+        # A request without an answer, such as a parked one, has changed the state as well.
         changed, apart = changed or key not in refused, False
     return (Turn(now, calls), frames) if changed else None
 
@@ -367,11 +369,15 @@ class Replay:
 
     def _call(self, calls: Sequence[tuple[bytes, Sequence[Buffer]]], at: float) -> None:
         arrivals = [Arrival(b"", self._request(header), payload) for header, payload in calls]
+        # Together, as its writer did: a sum of gradients is rounded differently from one after
+        # another.
         self.shard.handle_together(arrivals, at)
 
     def _request(self, header: bytes) -> Any:
         """Decode a request and readdress it from the incarnation that wrote the WAL to this one."""
         request = wire_format.decode_request(header)
+        # A request for an earlier incarnation was refused when it came; readdressed, it would be
+        # applied now.
         if isinstance(request, Registered) and request.boot == self._boot:
             return msgspec.structs.replace(request, boot=self.shard.boot)
         return request

@@ -93,6 +93,8 @@ def decode_client_message(packed: Buffer) -> Request | Probe:
         if len(packed) <= MAX_HEADER_BYTES:  # as `decode`, but that is a call at every message
             return _REQUEST.decode(packed)
     except UNDECODABLE:
+        # The protocols differ if the sender is of another release: say that, not which field is
+        # unknown.
         with suppress(*UNDECODABLE):
             greeting = _GREETINGS.decode(packed)
             if greeting.protocol != PROTOCOL:

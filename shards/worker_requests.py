@@ -75,6 +75,7 @@ class WorkerRequests:
             raise Mismatch(f"shard {self._spec.shard}: {difference} of worker {message.worker}")
         self._parameters.weights()  # raises Retry: one greeted before the Install would block it
         entry = self._ledger.greet(message.worker, message.incarnation, now + self._spec.lease_s)
+        # From now on a late Install would undo what this Welcome reports.
         self.welcomed = True
         self._serving.forget(message.worker)
         if entry.standing is Standing.KNOWN:
@@ -122,6 +123,8 @@ class WorkerRequests:
     def leave(self, sender: bytes, message: Leave, now: float) -> list[Outgoing]:
         """Stop counting a worker, and answer the requests that may pass without it."""
         self._identify(message, now)
+        # Before anything changes: a refused leave is repeated, and must find the worker still
+        # active.
         self._reshard.quiesce.check_leave(message.worker, now)
         self._ledger.leave(message.worker)
         self.gate.forget(message.worker)
@@ -262,8 +265,11 @@ class WorkerRequests:
         self._ledger.identify(message, now + self._spec.lease_s)
         if message.epoch != self._spec.map.epoch:
             raise self._wrong_epoch(message.epoch)
+        # The usual pull asks for all tables as plain floats, and needs no check.
         if message.parts != self._serving.plain:
             self._serving.check(message)
+        # Without a bound and a round no pull waits, and the slowest clock, a loop over all workers,
+        # need not be known.
         may_wait = self.gate.bound is not None or self._updates.round
         if may_wait and not self.may_answer(message, self._ledger.min_clock):
             return self._park(sender, message, now)
@@ -287,6 +293,7 @@ class WorkerRequests:
             ahead_of = self._updates.round.get(message.worker)
             if ahead_of is not None and message.seq > ahead_of.message.seq:
                 return [self._answer_parked(sender, message)]
+        # Before the frames are read: those of a repeated push may be overwritten in shared memory.
         if self._ledger.judge(message.worker, message.seq) is Verdict.DUPLICATE:
             self._part.metrics.count_duplicate(message.worker)
             # The push was applied, so its steps are done: a retried worker's clock catches up.
@@ -294,6 +301,7 @@ class WorkerRequests:
             origin = message.request, self._spec.shard, self._boot
             ack = Ack(*origin, message.seq, self._parameters.version, staleness=0, duplicate=True)
             return [Outgoing(sender, ack), *self.open(now)]
+        # After the duplicates: what was applied before the quarantine is still acknowledged.
         if refused := self._ledger.entries[message.worker].refused:
             self._guard.check(message.worker, refused)
         run.append(push_checks.examine(sender, message, frames, self._parameters, self._spec.shard))

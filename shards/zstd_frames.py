@@ -42,6 +42,8 @@ def unpack(label: str, frame: memoryview, max_bytes: int) -> memoryview:
     library = _zstandard()
     try:
         header = library.get_frame_parameters(frame)
+        # A frame that does not state its size counts as too large: the library then reports 2**64 -
+        # 1.
         if header.content_size > max_bytes or header.window_size > MAX_WINDOW_BYTES:
             raise BadMessage(
                 f"{label}: expected at most {max_bytes} bytes in a frame of zstd, with a window of"

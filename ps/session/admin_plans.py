@@ -248,6 +248,8 @@ def change_settings(side: Side, change: SettingsChange) -> Plan[LiveSettings]:
     present = max((status.settings for status in known), key=lambda settings: settings.revision)
     ordered = change.of(present, side.owner)
     first, *others = side.shards
+    # Shard 0 alone first: it accepts one change of a revision, so of two operators only one goes on
+    # to the others.
     (accepted,) = yield from _follow_everywhere(side, ordered, (first,))
     if accepted != ordered:
         raise GiveUp("set: another operator has changed the settings at the same time: try again")
@@ -296,6 +298,7 @@ def restore(side: Side, shard: int, state: ShardState, *, keep_workers: bool) ->
         whole = Install(0, side.job, keep_workers)
         yield Ask(side, (Query(shard, _question_of(whole), frames),))
         return
+    # One name for all attempts, so that a shard keeps the pieces that it has.
     name = cut.name
     for _ in range(_TRIES):
         for first in range(0, cut.count, AHEAD):
@@ -371,6 +374,7 @@ def hand_over(
     does not answer.
     """
     try:
+        # Before shard 0 hands over: afterwards the job cannot return to the old shards.
         yield from _hold_for_handover(side, cuts, settings.revision if settings is not None else 0)
     except DownpourError:
         yield from resume(side)
@@ -382,6 +386,7 @@ def hand_over(
         raise UnconfirmedHandOver(f"{error}; the new shards hold its state", first) from None
     for shard in others:
         with suppress(DownpourError):
+            # A dead shard does no harm here: its workers hear of the move from shard 0.
             yield hand_over_request(side, shard, successors)
 
 
@@ -454,6 +459,8 @@ def _export_at_cut(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]
     for _ in range(_TRIES):
         states = yield from export(side)
         for state in states:
+            # The quiesce may have ended during the export: pushes beyond the cut would be applied
+            # twice.
             _check_cut(state.saved.ledger.cut, cut)
         uneven = not evenly_buffered([state.saved for state in states])
         if not uneven and not any(state.saved.ledger.short_of(cut) for state in states):

@@ -87,6 +87,8 @@ class ErrorFeedback:
         for name, residual in self.tables.items():
             if name not in gradients:
                 continue
+            # All tables are checked before the first is encoded, because encoding changes its
+            # residual.
             residual.norm = check_squares(name, gradients[name], seq) ** 0.5
 
     def encode(self, table: str, gradient: Floats, keys: KeyRange) -> Bytes:

@@ -71,6 +71,8 @@ class WindowEstimator:
 
         `listening`: whether the caller was listening when the answer arrived.
         """
+        # A request that was sent before a restart of the estimates is unknown, and measures
+        # nothing.
         sent_at, answered, alone = self._flying.pop(request, (now, self._answered, False))
         if alone and listening:
             took_s = max(0.0, now - sent_at - waited_s)

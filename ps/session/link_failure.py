@@ -83,6 +83,7 @@ class LinkFailureDetector:
         `through_s` is the round trip in seconds of a dial that has got through since the last call.
         After RENEW, close the connection and open another.
         """
+        # What was seen before an absence is out of date: a doubt would begin again.
         if now - self._looked_at > AWAY_S:
             self._since = None
         self._looked_at = now
@@ -91,6 +92,7 @@ class LinkFailureDetector:
                 return LinkAction.NOTHING
             self._begin(info, now)
             return self._dial(now)
+        # Bytes that arrive prove that the link works, however long it was silent.
         if info is not None and not info.retransmits and info.bytes_received > self._received:
             self._since = None
             return LinkAction.NOTHING

@@ -122,12 +122,14 @@ class Membership:
         self.boots[shard] = reply.boot
         self._welcomes[shard] = reply
         self._record_report(shard, AppliedAtShard(reply.seq, reply.step, 0))
+        # A Join says after which push the worker continues, and that is the largest of all reports.
         if len(self._welcomes) < self._shards:
             return []
         if self.ready is None:  # includes a shard that came back while others were being joined
             self._check_losses()
         if self._admission is not None:
             return [self._join(shard, self._admission, now)]
+        # Shard 0 was asked already, and its answer decides the clock of all.
         if self._joining(0):
             return []
         return [self._join(0, 0, now)]

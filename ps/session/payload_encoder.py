@@ -168,12 +168,16 @@ class PayloadEncoder:
         checks = len(self._sections) > 1 and not plain
         if checks:
             for name, gradient in gradients.items():
+                # A compressed gradient is checked as the shards will decode it, after it was
+                # encoded.
                 if feedback is None or name not in feedback.tables:
                     self._check(name, gradient, seq)
         if feedback is None:
             return self._encode(gradients, None, plain=plain)
         feedback.begin(gradients, seq)
         limited = feedback.tables.keys() & self._limits.keys() & gradients.keys() if checks else ()
+        # Encoding changes the residuals in place: a push that a limit refuses afterwards needs them
+        # back.
         before = {name: array.copy() for name, array in feedback.state().items() if limited}
         written = self._encode(gradients, feedback, plain=plain)
         try:
@@ -274,6 +278,8 @@ class PayloadEncoder:
                 if view is None:
                     return None
                 self.views[key] = view
+                # A later answer may have made the view newer than this one. The older version
+                # counts, so that the staleness of the push is never understated.
                 payload, version = view.weights.view(np.uint8), min(version, view.version)
             payload_frames.append(payload.data)
         if version != reply.version:

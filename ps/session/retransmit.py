@@ -88,6 +88,7 @@ class RetransmitTable:
 
     def put_off(self, shard: int, why: str, now: float) -> None:
         """`shard` has answered a greeting, but cannot register the worker at present."""
+        # The time of the first deferral: patience is counted from there.
         self._put_off.setdefault(shard, (now, why))
 
     def end_deferral(self, shard: int) -> None:
@@ -120,6 +121,8 @@ class RetransmitTable:
     def empty(self, pending: UnansweredMessage, now: float) -> None:
         """A push that its shard refuses to apply: from now on it has no parts, and is `due`."""
         assert isinstance(pending.message, Push), "only a push carries values"
+        # Emptied instead of dropped: the shard must count the number, or the next push would be a
+        # gap.
         pending.message = msgspec.structs.replace(pending.message, parts=[])
         pending.frames = ()
         pending.resend_at = self.next_deadline = now
@@ -186,6 +189,7 @@ class RetransmitTable:
     def drop_greetings(self, shard: int) -> None:
         """Drop the greetings of `shard`, because another one replaces them."""
         owed = self._pending[shard]
+        # A list, because entries are deleted in the loop.
         for request, pending in list(owed.items()):
             if isinstance(pending.message, Hello | Join):
                 del owed[request]

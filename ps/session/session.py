@@ -188,6 +188,8 @@ class Session:
         except BadInput as error:
             error.worker = self.worker
             raise
+        # Only now: a gradient that was refused above has used no number, or the shards would see a
+        # gap.
         self.seq = seq
         membership = self._registration
         wire_clock = clock + membership.ahead
@@ -217,6 +219,8 @@ class Session:
                 times.data_s,
                 times.network_s,
             )
+            # Recorded for every shard, but sent only where this worker has joined; the others get
+            # it after their Join.
             send = self._outstanding.add(shard, request, message, frames, now)
             if shard in membership.joined:
                 sends.append(send)
@@ -235,6 +239,8 @@ class Session:
         with them, as after any registration.
         """
         sends = self._registration.follow(former._registration, now)
+        # The residual is the worker's and not the shards': a fresh one would lose a part of its
+        # gradients.
         self.encoder.feedback = former.encoder.feedback
         self._outstanding.expect(former.rtt_s)
         return sends
@@ -261,6 +267,7 @@ class Session:
 
     def leave(self, now: float) -> list[Send]:
         """Ask every shard to stop waiting for this worker; `Departed` follows."""
+        # Before the messages: from now on a lost lease is no reason to say hello again.
         self._leaving = True
         request, membership, sends = self._requests.begin(Leave, now, 0), self._registration, []
         for shard in self._shards:
@@ -297,6 +304,7 @@ class Session:
                 if isinstance(push, Push) and (known is None or known.seq < push.seq):
                     self._acknowledged[shard] = push
                 answered = self._requests.record_answer(shard, pending.asked, reply, frames, now)
+                # A push that was sent once and is a duplicate all the same was another client's.
                 if reply.duplicate and not pending.repeated:
                     answered = [self._make_usurped(shard, reply.seq), *answered]
                 self._outstanding.remove(shard, reply.request)
@@ -526,6 +534,8 @@ class Session:
     def _ask_whole(self, shard: int, pending: UnansweredMessage, now: float) -> list[Send]:
         """Request the same weights again, in full instead of as changes."""
         assert isinstance(pending.message, Pull)
+        # A base of 0 asks for whole weights. The number is new, so that a late answer to the former
+        # request cannot count for this one.
         parts = [msgspec.structs.replace(ask, base=0) for ask in pending.message.parts]
         replaced = {"request": self._outstanding.count(), "parts": parts}
         pull = msgspec.structs.replace(pending.message, **replaced)

@@ -163,6 +163,7 @@ class Borrowed:
 
     def borrow(self, loan: int) -> bool:
         """Record a loan; returns whether it may be used: not if a later one came first."""
+        # The lender takes it for returned already, and may be overwriting it.
         if loan <= self.seen:
             return False
         self.seen = loan
@@ -171,8 +172,10 @@ class Borrowed:
 
     def give_back(self, loan: int) -> None:
         """Record that nothing refers to a loan any more; may be called from any thread."""
+        # One operation on a set, so it needs no lock: finalizers run in any thread.
         self._loans.discard(loan)
 
     @property
     def loans(self) -> list[int]:
+        # Copied first: a finalizer in another thread may drop a loan meanwhile.
         return sorted(self._loans.copy())

@@ -109,6 +109,8 @@ class ShmSegment:
         try:
             if self._used == self._slots or not self._claim.is_held:
                 return heap_allocator(floats)
+            # Reserved before it is used: a write to a full /dev/shm would end the process with
+            # SIGBUS.
             os.posix_fallocate(self._claim.fd, offset, self.stride)
         except OSError:  # full
             return heap_allocator(floats)
@@ -176,6 +178,8 @@ class SharedBuffers(Buffers):
             self._slots[id(buffer)] = self._segment.slot(buffer)
         slot = self._slots[id(buffer)]
         if slot is not None:
+            # Before the caller writes: from now on a peer's old reference shows that it is
+            # outdated.
             self._segment.renew(slot)
         return buffer
 
@@ -233,6 +237,7 @@ class Window:
                 f" {self.slots} slots of {self.stride} bytes"
             )
         current = self._generations[slot]
+        # A reference can only be of the past; one of the future is invented or damaged.
         if generation > current:
             raise BadMessage(f"reference to generation {generation} of slot {slot}, at {current}")
         if generation < current:

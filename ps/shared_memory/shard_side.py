@@ -97,6 +97,7 @@ class ShardSide:
         if worker is None or self._segment is None:
             return wire_format.enclose(messages), None
         referring = references.with_references(self._segment, messages)
+        # The loan holds the messages, and with them the arrays, until the worker returns it.
         loan = worker.loans.lend(messages) if referring is not None else None
         if referring is None or loan is None:
             return wire_format.enclose(messages), None
@@ -136,6 +137,7 @@ class ShardSide:
         """The worker that knows both numbers, if any; records its address."""
         worker = self._workers.get(note.mine)
         nonce = self._segment.nonce if self._segment is not None else ""
+        # In constant time, because the number is a secret: it admits to the segment.
         if worker is None or not hmac.compare_digest(nonce.encode(), note.yours.encode()):
             return None
         if self._by_address.get(sender) is not worker:

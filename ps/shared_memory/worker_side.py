@@ -91,6 +91,8 @@ class WorkerSide:
             return None
         whole = np.frombuffer(memory, np.float32, sum(tile.length for tile in tiles) // 4)
         whole.flags.writeable = False
+        # The parts keep their loans, and so the shards' memory, for as long as the whole array is
+        # used.
         weakref.finalize(whole, references.let_go, parts).atexit = False
         return whole
 
@@ -138,6 +140,8 @@ class WorkerSide:
         shm_files.sweep()  # a shard that was killed cannot do it itself
 
     def _on_accept(self, shard: int, accept: Accept) -> None:
+        # The number that it read proves which memory the shard sees; in another container it
+        # differs.
         if accept.read != self._segment.nonce:
             self.reasons[shard] = "the shard sees another segment than ours"
             return

@@ -144,6 +144,7 @@ class Autosaves:
     def save_if_due(self, shard: Shard, now: float) -> None:
         """Start an autosave if one is due and the state has changed; call it each turn."""
         shard.metrics.trouble = self._trouble
+        # An unchanged version is not saved again, so an idle job costs no disk.
         if now < self._due or shard.version == self._version:
             return
         if shard.moving(now):  # the state does not include the resharding, which must not be lost
@@ -205,6 +206,7 @@ class Autosaves:
             file.write(pieces, soon=False)
         finally:
             file.close()
+        # Renamed when it is complete: a death in the middle leaves the former autosave.
         self._disk.rename(_PARTIAL, _SAVE)
 
     def _restore(self, shard: Shard) -> None:
@@ -254,6 +256,7 @@ class AutosavingShard:
             isinstance(answer.message, Installed) and not answer.message.missing
             for answer in answers
         ):
+            # Before the answer leaves: after it, a death must not bring an older state back.
             self._saves.remove_older()
         settings = self._shard.part.settings
         if settings.revision and settings != former:

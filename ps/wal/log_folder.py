@@ -124,6 +124,8 @@ class LogFolder:
         """
         until = time.monotonic() + _LOCK_S
         try:
+            # The file is never removed: two processes could otherwise lock two files of the same
+            # name.
             descriptor = os.open(self.where / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise BadInput(f"{self._label} {self.where}: {error.strerror}") from None
@@ -196,6 +198,7 @@ class _File:
         at = self._written
         while waiting:
             together = _slice(waiting) if soon else waiting[:_PIECES]
+            # It may write less than it was given, even in the middle of a piece.
             written = os.writev(self._descriptor, together)
             if soon and written < total:
                 begin_flushing(self._descriptor, at, written)

@@ -149,10 +149,14 @@ def _replay_log(
         try:
             record = read(content, offset, f"log {disk.where / name}", number=number)
         except Damage:
+            # Only the end of the newest log may be incomplete. A valid record behind the damage
+            # shows that it is not the end.
             if not newest or next_record(content, offset, number=number) is not None:
                 raise
             break
         entry = record.entry
+        # A log that was cut between two records looks whole; only the next opening knows its
+        # length.
         if isinstance(entry, Opening) and before not in (None, entry.after):
             path = disk.where / log_name(number - 1)
             expected = f"expected {entry.after} bytes, as {name} says"
@@ -170,6 +174,7 @@ def mark_in(disk: LogStorage) -> Mark | None:
 def _check_newest(disk: LogStorage, last: int) -> None:
     """Raise BadInput if the mark names a newer log than number `last`."""
     mark = mark_in(disk)
+    # A missing newest log would otherwise look like a clean end, and acknowledged pushes be lost.
     if mark is not None and mark.number > last:
         path = disk.where / log_name(mark.number)
         got = "got none, or one without an opening"

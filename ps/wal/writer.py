@@ -141,6 +141,8 @@ class WriteAheadLog:
     def append(self, entry: Entry, frames: wal_format.Frames = ()) -> None:
         """Write a record; when this returns, it survives what the durability promises."""
         if self._failure is not None:
+            # The background thread cannot raise into the server's loop; the next append does it
+            # instead.
             raise self._failure
         assert self._file is not None, "call `recover` first"
         assert self._mark is not None
@@ -150,6 +152,7 @@ class WriteAheadLog:
             self._grown, self._filled = self._grown + size, self._filled + size
             if self._synced:
                 self._file.sync()
+            # After the record, never before: a mark must not claim what the disk may lack.
             self._mark.rewrite(wal_format.encode_mark(Mark(self._number, self._filled)))
         except OSError as error:
             raise self._write_failure(self._name, error) from None
@@ -165,6 +168,7 @@ class WriteAheadLog:
             for entry, frames in wal_format.waiting_payloads(shard, now):
                 self.append(entry, frames)
             self._grown = 0
+            # Right after the opening, so that the base equals all the logs before it.
             state, base_frames = wal_format.state_of(shard, self._number)
             self._base = self._run_in_background(lambda: self._save(state, base_frames))
         elif self._filled >= limit // _FILES:
@@ -199,6 +203,8 @@ class WriteAheadLog:
                 # In place: an existing mark stays valid until the next one is written.
                 self._mark = self._disk.create(MARK, MARK if mark_in(self._disk) else None)
             if former is not None:
+                # Before the next log exists, because recovery reads every older log to its very
+                # end.
                 former.end(synced=self._synced)
             self._file = self._disk.create(name, self._take_spare(name))
             if former is not None:
@@ -225,6 +231,8 @@ class WriteAheadLog:
                     file.sync()
             finally:
                 file.close()
+            # Synced before it is renamed: a power failure must not leave the final name on a part
+            # of a base.
             self._disk.rename(partial, final)
             if self._synced:
                 self._disk.settle()
@@ -267,6 +275,7 @@ class LoggedShard:
     def handle_together(self, arrivals: Sequence[Arrival], now: float) -> list[Outgoing]:
         """Answer messages that have come together; raises GiveUp if the WAL cannot be written."""
         answers = self._shard.handle_together(arrivals, now)
+        # Before any answer leaves: a change that a client has seen must survive this process.
         turn = wal_format.turn_of(arrivals, answers, now)
         if turn is not None:
             self._log.append(*turn)
@@ -279,6 +288,7 @@ class LoggedShard:
         if due is None:
             return []
         answers = self._shard.expire(due, now)
+        # An expired lease is logged, because the WAL has no clock to find it out by itself.
         self._log.append(wal_format.Expired(now, due))
         return _keep_addressed(answers)
 
