@@ -252,6 +252,7 @@ class AdminRequests:
         if len(successors) != message.size:
             raise BadMessage(f"hand over: expected {message.size} bytes, got {len(successors)}")
         self._reshard.hand_over(successors, message.owner, now)
+        # Their requests would otherwise be answered here, by a shard that no longer holds the part.
         self._workers.redirect_waiting()
         return HandedOver(message.request, self._shard, self._boot), ()
 

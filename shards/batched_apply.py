@@ -47,6 +47,7 @@ class FusedApply:
         Arrays are flat, aligned, float32, of one size, and in host memory. If a norm is not finite,
         the contents of `out` are undefined.
         """
+        # One compiled loop reads the gradient once for both the norm and the update.
         if len(gradients) == 1 and isinstance(rule, SGD):
             (gradient,) = gradients
             return [rule.apply_measured(weights, gradient, out, self._segments, rate)]

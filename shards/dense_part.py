@@ -133,6 +133,7 @@ class DensePart:
         """The buffer divided by `size`, as a gradient; the buffer is then empty."""
         self._own_slots()
         gradient = self._slots[-1] / np.float32(size)
+        # The division has made a new array, so the buffer can be emptied at once.
         self._slots[-1].fill(0)
         self.buffered = 0
         return gradient
@@ -172,6 +173,7 @@ class DensePart:
     def export(self, weights: Floats, past: Sequence[Floats]) -> Arrays:
         """The weights and each slot. Drop them when done: until then updates use other arrays."""
         earlier = past[: self.spec.rule.versions]
+        # By reference: the next update finds that a reader holds them, and leaves them alone.
         arrays = dict(zip(self._slot_names, self._slots, strict=True))
         arrays |= zip(
             past_names(len(earlier)), [version[self._where] for version in earlier], strict=True

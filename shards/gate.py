@@ -41,6 +41,7 @@ class Gate:
 
     def passes(self, clock: int, min_clock: int | None) -> bool:
         """Return whether a step at `clock` may start while the slowest worker is at `min_clock`."""
+        # Without an active worker there is nobody to wait for.
         return self.bound is None or min_clock is None or clock - self.bound <= min_clock
 
     def park(self, sender: bytes, message: Pull | Join, now: float) -> bool:

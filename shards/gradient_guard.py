@@ -49,6 +49,7 @@ class Guard(msgspec.Struct, frozen=True, metaclass=NamedFields):
     @property
     def max_squares(self) -> float:
         """The largest squared norm accepted; it is finite, so infinity and NaN never pass `<=`."""
+        # Finite also without a limit: `inf <= inf` would accept an infinite gradient.
         return 1.7e308 if self.max_norm is None else self.max_norm**2
 
     def describe(self, squares: float, *, finite: bool) -> str:

@@ -97,6 +97,7 @@ class Ledger(msgspec.Struct):
             # It is no takeover if the incarnation before has left, as all have in a resumed job.
             entry.takeovers += entry.standing is not Standing.LEFT
             entry.incarnation = incarnation
+            # A new incarnation waits for the warm start as any newcomer does.
             entry.admitted = False
             self._stand(entry, Standing.KNOWN)
         elif entry.standing is not Standing.ACTIVE:
@@ -229,6 +230,7 @@ class Ledger(msgspec.Struct):
             raise Resynchronise(f"worker {message.worker}: the lease ran out at step {entry.step}")
         if entry.standing is Standing.LEFT and not isinstance(message, Leave):
             raise Resynchronise(f"worker {message.worker} has left this shard")
+        # Not yet counted at the gate, it could read and push at a clock that no bound holds.
         if entry.standing is Standing.KNOWN and isinstance(message, Push | Pull):
             raise Resynchronise(f"worker {message.worker} has not joined this shard")
         entry.lease_until = lease_until

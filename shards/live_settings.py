@@ -87,6 +87,7 @@ def unify_settings(states: Sequence[ShardState], spec: ShardSpec) -> Sequence[Sh
         try:
             check_change(spec, newest)
         except BadInput:
+            # Dropped and not refused: the operator made the change for a job with other options.
             newest = None
     return [
         structs.replace(state, saved=structs.replace(state.saved, settings=newest))

@@ -78,6 +78,8 @@ class Remedy(StrEnum):
     MISMATCH = "mismatch"
 
 
+# Messages form no cycles (`gc=False`); the collector would otherwise visit each of them. Unknown
+# fields are refused, because a field of another meaning must not be ignored.
 class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True, gc=False):
     """The base of all messages.
 

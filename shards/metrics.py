@@ -208,6 +208,7 @@ class Metrics:
 
         The array has dtype RECORD.
         """
+        # Dropped only when the next request names them, so a lost answer can be asked for again.
         while self._records and self._first < after:
             self._records.popleft()
             self._first += 1

@@ -71,6 +71,7 @@ class ParameterStore:
         self._shard = spec.shard
         self._on_host = backend == HOST
         self._weights: Floats | None = None
+        # Messages refer to these without a copy, perhaps from memory that workers share.
         self._readable = buffers(self.size)
         self._buffers = self._readable if self._on_host else Buffers(self.size, allocator(backend))
         self._read: Floats | None = None
@@ -188,6 +189,7 @@ class ParameterStore:
 
         Drop them when done: until then the shard has to write into other arrays.
         """
+        # A tuple, because the deque moves on with the next push.
         weights, past = self.host_weights(), tuple(self._past)
         return {
             array_name(name, slot): array

@@ -48,6 +48,7 @@ class PullReplies:
 
     def pull(self, message: Pull, waited_s: float, now: float) -> Answer:
         """The answer to a worker's checked pull, which was parked for `waited_s`."""
+        # Recorded when it is answered, not when it came: the age of a push counts from there.
         self._metrics.read(message.worker, self._parameters.version, now)
         return self._answer(message.request, message.parts, message.worker, waited_s)
 

@@ -56,6 +56,7 @@ def examine(
     payload_bytes = 0
     for part, frame in zip(message.parts, frames, strict=True):
         table_part = parameters.parts.get(part.table)
+        # A second part of a table would silently replace the first.
         if table_part is None or part.table in gradients:
             raise BadMessage(
                 f"push {message.seq}: expected at most one part for each of the tables"

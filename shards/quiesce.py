@@ -100,6 +100,7 @@ class QuiesceTracker:
 
     def allows(self, worker: str, seq: int, now: float) -> bool:
         """Return whether push `seq` may be applied."""
+        # A worker that the cut does not name had pushed nothing, so all its pushes are beyond it.
         return not self.is_active(now) or seq <= self._cut.get(worker, 0)
 
     def check(self, worker: str, seq: int, now: float) -> None:

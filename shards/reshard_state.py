@@ -30,6 +30,7 @@ class ReshardState:
         Raises GiveUp if the operator `owner` does not quiesce the shard, or if it was handed over
         to other shards.
         """
+        # A repeated handover is no fault, even where the quiesce has ended since.
         if self.moved_to is None and not self.quiesce.is_owned(owner, now):
             raise GiveUp(f"hand over: shard {self._shard} is not quiesced by this operator")
         if self.moved_to not in (None, successors):

@@ -101,6 +101,7 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
             assert array.dtype == out.dtype == np.float32
             assert array.shape == out.shape == (out.size,)
             assert not np.may_share_memory(array, out), "a version must not be overwritten"
+        # A tuple, because the plan is cached by it.
         plan = _plan(tuple(segments), out.size, self.scale(rate, count), decay)
         if self.versions:
             # The formula writes into this slot, so it is given a copy.
@@ -111,8 +112,12 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
         name = str(self.__struct_config__.tag)
         updates.apply(name, weights, gradient, slots, out, plan.runs, self.constants_at(count))
         for gap in plan.gaps:
+            # `out` is a recycled buffer: what no rule writes has to be copied, or an old version
+            # would show.
             out[gap] = weights[gap]
         for buffer in plan.buffers:
+            # A buffer holds statistics and no parameters: neither rate nor decay nor slots apply to
+            # it.
             out[buffer] = weights[buffer] - gradient[buffer]
 
     def prepare(self, backend: Backend = HOST) -> None:

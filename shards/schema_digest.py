@@ -37,6 +37,7 @@ def _describe(value: Any, definitions: dict[str, Any]) -> Any:
             if cls.__name__ not in definitions:
                 definitions[cls.__name__] = None  # a struct may refer to itself
                 fields = [_describe(field, definitions) for field in value.fields]
+                # The order of a map's fields is no part of the wire's form; that of an array's is.
                 if not value.array_like:
                     fields.sort(key=lambda field: str(field["encode_name"]))
                 layout = value.tag_field, value.tag, value.array_like, value.forbid_unknown_fields

@@ -134,6 +134,8 @@ class Shard:
                 else:
                     out += self._dispatch(arrival.sender, message, arrival.frames, now)
             except DownpourError as error:
+                # The run stays open: a refused message has changed nothing that its pushes depend
+                # on.
                 out.append(self.refuse(arrival.sender, message.request, error))
         if run:
             out += self._finish(run, pulls, now)
@@ -305,6 +307,7 @@ class Shard:
     def take_over(self, now: float) -> None:
         """Serve in place of another copy from now on; its workers must say hello to this one."""
         self.workers.take_over(now)
+        # Its end is a time of the former copy's clock, which says nothing here.
         self.reshard.quiesce.reset(now)
 
     def roll_back(self, now: float) -> None:

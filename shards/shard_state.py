@@ -102,6 +102,7 @@ def decode(frames: Sequence[Buffer]) -> tuple[ShardState, Sequence[Buffer]]:
         raise BadMessage("state: expected at least one frame, got none")
     contents = wire_format.decode_state(frames[0], _Contents)
     end = 1 + len(contents.arrays)
+    # More are no fault: in a copy between replicas the requests that wait follow (replica.py).
     if len(frames) < end:
         raise BadMessage(f"state: expected {end} frames, got {len(frames)}")
     arrays = {}

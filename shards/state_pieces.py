@@ -123,6 +123,7 @@ class GatheredState:
         if not frames:
             raise BadMessage("piece of a state: expected its sizes, got no frame")
         sizes = wire_format.decode_state(frames[0], _Sizes)
+        # The sizes come with each piece and must agree, or the pieces of two states would be mixed.
         if piece.of != self.of or sizes != (self._sizes or sizes):
             raise BadMessage(f"piece {piece.number}: it belongs to another state")
         if sizes.total > self._max_bytes or piece.number >= sizes.pieces:
@@ -142,6 +143,7 @@ class GatheredState:
         if self._sizes is None:
             # Memory that is not written yet costs nothing, so each piece adds its own size.
             self._sizes, self._frames = sizes, [np.zeros(n, np.uint8) for n in sizes.frames]
+        # Written once: another copy may be reading the piece from this memory already.
         if piece.number not in self._arrived:
             for (frame, low, high), part in zip(spans, slices, strict=True):
                 self._frames[frame][low:high] = part

@@ -257,6 +257,7 @@ def cut_evenly(layout: Layout, shards: int, epoch: int = 1) -> ShardMap:
         subject = f"table{'s' * (len(layout.names) > 1)} {', '.join(layout.names)}"
         raise BadInput(subject, expected=f"1 to {most} shards", got=shards)
     unit = _cut_unit(size, shards)
+    # Multiplied before it is divided, so that the remainder is spread over all shards.
     bounds = [unit * (size // unit * shard // shards) for shard in range(shards)]
     bounds.append(size)
     return ShardMap(epoch, tuple(KeyRange(a, b) for a, b in pairwise(bounds)))

@@ -32,5 +32,6 @@ class Outgoing(msgspec.Struct, frozen=True):
 def refuse_request(part: ShardPart, sender: bytes, request: int, error: DownpourError) -> Outgoing:
     """Make the Refusal for `error`, and count it in the metrics."""
     part.metrics.refused += 1
+    # The description of the new shards may exceed a header, so it follows as a frame.
     where = (error.cluster,) if isinstance(error, Moved) else ()
     return Outgoing(sender, refusal(request, part.spec.shard, part.boot, error), where)

@@ -112,6 +112,7 @@ class Updates:
             first = run[0].message
             scale = self._spec.scale if self._constant else self._scale(first)
             before = self._parameters.version
+            # Taken before the first push is recorded: its steps may move the schedule.
             rates, read = self._rates_at(self.steps), first.read_version
             gradients = [arrived.gradients for arrived in run]
             squares = self._parameters.apply(gradients, rates, scale=scale, read_version=read)
@@ -122,6 +123,7 @@ class Updates:
                     )
                     for number, (arrived, square) in enumerate(zip(run, squares, strict=True))
                 ]
+            # One of them was refused and nothing has changed: the caller applies them one by one.
             if len(run) > 1:
                 return None
         (arrived,) = run
@@ -184,6 +186,7 @@ class Updates:
     def _collect_round(self, arrived: Arrived, now: float) -> list[Applied]:
         """Keep a push for its round, or drop it if that round was applied without it."""
         message = arrived.message
+        # A push from weights before the last version belongs to a round that is closed by now.
         late = message.read_version < self._parameters.version and message.worker not in self.round
         if self._backups and late:
             return [self._drop(arrived, now)]

@@ -183,6 +183,7 @@ def encode(entry: Entry, frames: Frames = (), *, number: int) -> list[Buffer]:
     sizes = [frame.nbytes for frame in plain]
     described = msgspec.msgpack.encode(_Description(entry, sizes))
     front = _head(described, sum(sizes), _check(whole), number) + described
+    # One small buffer for the head; the arrays are written from where they are.
     return [front + _padding(len(front)), *whole, _padding(sum(sizes))]
 
 
@@ -238,6 +239,7 @@ def decode_mark(content: bytes | memoryview) -> Mark | None:
         return None
     _, number, end, _ = _MARK.unpack(content)
     mark = Mark(number, end)
+    # Encoded again and compared: this checks the magic, both numbers and the checksum at once.
     return mark if encode_mark(mark) == content else None
 
 
@@ -259,6 +261,7 @@ def _front(
         return None
     magic, size, frame_bytes, check, _ = _HEAD.unpack_from(content, offset)
     start = offset + _HEAD.size
+    # The length is not verified yet and may be anything, so nothing is read up to it before this.
     if magic != MAGIC or len(content) - start < size:
         return None
     described = content[start : start + size]

@@ -140,6 +140,7 @@ def disclose(first: Buffer, frames: Sequence[T]) -> Iterator[tuple[memoryview, S
         start = end + _PLACE.size
         if start > size_of_headers or len(messages) == MAX_TOGETHER:
             raise BadMessage(f"envelope: expected at most {MAX_TOGETHER} headers with their places")
+        # A wrong length is not found here: it makes the sums behind the loop differ.
         size, count = _PLACE.unpack_from(headers, end)
         end, begin = start + size, base
         base += count

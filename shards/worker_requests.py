@@ -167,6 +167,7 @@ class WorkerRequests:
         """
         # A late duplicate of the Install that preceded the workers must not undo their pushes.
         self.welcomed = any(e.standing is not Standing.LEFT for e in self._ledger.entries.values())
+        # The leases are times of another clock, and nobody could renew one while no copy served.
         self._ledger.renew(now + self._spec.lease_s)
         self.gate.clear()
 

@@ -344,6 +344,7 @@ def export(side: Side, *, behind: Question | None = None) -> Plan[list[ShardStat
             tries -= 1
             if behind is not None or error.shard not in partial or not tries:
                 raise
+            # The shard no longer has that export: it begins again, at another version.
             del partial[error.shard]
             continue
         for query, (reply, frames) in zip(queries, heard.answers, strict=True):

@@ -194,6 +194,7 @@ def _writing(name: str, options: list[str]) -> Writing | None:
         for option in options:
             key, _, value = option.partition("=")
             plain[key] = value
+        # msgspec ignores unknown fields, and a mistyped option must not be lost.
         if unknown := plain.keys() - set(kind.__struct_fields__):
             raise BadInput(f"compression {word}: no such option: {min(unknown)}")
         try:

@@ -144,6 +144,7 @@ def check_squares(table: str, gradient: Floats, seq: int, limit: Guard = _FINITE
 def _sparse(
     writing: Sparse, seq: int, norm: float, g: Floats, velocity: Floats | None, error: Floats
 ) -> Bytes:
+    # The norm is that of the whole table, so all its sections are clipped by one factor.
     factor = np.float32(writing.clip / norm) if 0 < writing.clip < norm else np.float32(1)
     codecs.accumulate(g, velocity, error, writing.momentum, factor)
     if isinstance(writing, TopK):

@@ -84,6 +84,7 @@ class WindowEstimator:
                 self._durations.popleft()
         self._answered += 1
         self._answered_at = now
+        # Two events at one time measure no rate.
         if now > sent_at:
             self._rates.append((self._answered - answered) / (now - sent_at))
 

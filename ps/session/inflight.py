@@ -76,6 +76,7 @@ class InflightRequests:
         if asked is None:
             return []
         expected = _ANSWERS[asked.kind]
+        # By type: an answer of another kind under the same number is a fault of the shard.
         if type(reply) is not expected:
             got = type(reply).__name__
             raise BadMessage(f"expected {expected.__name__} from each shard, got {got}")

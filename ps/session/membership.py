@@ -84,6 +84,7 @@ class Membership:
 
     def greet(self, shard: int, now: float) -> Send:
         """Say hello to `shard`."""
+        # Until it has joined again, only the greeting may be sent there.
         self.joined.discard(shard)
         self._outstanding.drop_greetings(shard)
         if self.ready is not None:

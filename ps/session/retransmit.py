@@ -84,6 +84,7 @@ class RetransmitTable:
         unanswered.
         """
         self._heard[shard] = now
+        # Any message is a sign of life, even one that answers nothing.
         return self._pending[shard].get(request)
 
     def put_off(self, shard: int, why: str, now: float) -> None:

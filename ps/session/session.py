@@ -300,6 +300,8 @@ class Session:
             case Ack():
                 if reply.boot != self._boots[shard]:
                     return [], []  # from an earlier incarnation; the present one is asked again
+                # Acknowledgements may overtake each other, so only a later push replaces the known
+                # one.
                 known, push = self._acknowledged.get(shard), pending.message
                 if isinstance(push, Push) and (known is None or known.seq < push.seq):
                     self._acknowledged[shard] = push
