@@ -19,8 +19,7 @@ from shards.plurals import format_count
 from shards.schedules import Poly
 from shards.tables import Layout
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
-from worker.caffe.job import caffe_job
-from worker.caffe.model import CaffeModel
+from worker.caffe.job import caffe_job, model_of
 from worker.caffe.net_data import NetData, data_of
 from worker.caffe.net_sources import open_net_data
 from worker.caffe.solver import read_solver
@@ -114,7 +113,7 @@ class Inputs:
             check_here(self.job.device)
         if settings.ray is None:  # the shards will run on this machine
             place_of(settings.shard_device)
-        self.model = CaffeModel(self.solver.train)
+        self.model = model_of(self.job)
         # Open the data again, now with the range of labels, which only the net defines.
         self.classes = classes_of(self.model.net)
         self.train = self._train(self.classes)

@@ -15,7 +15,7 @@ from shards.plurals import format_count
 from shards.tables import DenseTable
 from worker import spark
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
-from worker.caffe.job import caffe_job
+from worker.caffe.job import caffe_job, model_of
 from worker.caffe.model import CaffeModel
 from worker.caffe.net_data import data_of, read_options_of
 from worker.caffe.solver import Solver, read_solver
@@ -88,8 +88,9 @@ class Caffe(msgspec.Struct, frozen=True):
         for notice in solver.notices:
             _LOG.warning(notice)
         job = caffe_job(solver, options, workers=options.count_workers(df), logs_apart=True)
-        start = self._start(solver, options.resume, job.plan.seed)
-        evaluator = _evaluator(solver, self.test_data, start, options.skip_images)
+        model = model_of(job)
+        start = self._start(model, solver, options.resume, job.plan.seed)
+        evaluator = _evaluator(solver, model, self.test_data, start, options.skip_images)
         return Fitted(
             model=msgspec.structs.replace(self, solver=solver),
             df=df,
@@ -104,14 +105,16 @@ class Caffe(msgspec.Struct, frozen=True):
         """Write the weights as .caffemodel, .h5 or .safetensors, by the path's suffix."""
         write_weights(path, CaffeModel(self._read.train).net, weights)
 
-    def _start(self, solver: Solver, resume: str | Path | None, seed: int) -> Floats | None:
+    def _start(
+        self, model: CaffeModel, solver: Solver, resume: str | Path | None, seed: int
+    ) -> Floats | None:
         """The weights of the given file, else of the solver's files; None if there are none.
 
         A resumed job does not read the solver's files. A report says what each file was used for.
         """
         solver_files = () if resume is not None else tuple(solver.weights)
         files = solver_files if self.weights is None else (self.weights,)
-        weights, reports = starting_weights(CaffeModel(solver.train), files, seed)
+        weights, reports = starting_weights(model, files, seed)
         for report in reports:
             _LOG.info(str(report))
         return weights
@@ -154,6 +157,7 @@ def fit_solver(solver: Solver, df: "spark.DataFrame") -> Solver:
 
 def _evaluator(
     solver: Solver,
+    model: CaffeModel,
     data: "spark.DataFrame | str | Path | None",
     start: NDArray[np.float32] | None,
     skip_images: int,
@@ -169,7 +173,6 @@ def _evaluator(
         data = path_checks.path("Caffe: test_data", data)
     named = data if isinstance(data, Path) else "the DataFrame"
     needs_test_net(solver, "Caffe: test_data", named)
-    model = CaffeModel(solver.train)
     batches: list[pa.RecordBatch] = []
     if isinstance(data, Path):
         # Loaded on first use: PyArrow's readers are needed for files only.

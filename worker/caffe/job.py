@@ -65,7 +65,14 @@ def caffe_job(
         logs_apart=logs_apart,
         display=solver.display,
         average_loss=solver.average_loss,
+        driver_model=built,
     )
+
+
+def model_of(job: Job) -> CaffeModel:
+    """The model of a job that `caffe_job` has made, as it was built to check the net."""
+    assert isinstance(job.driver_model, CaffeModel)
+    return job.driver_model
 
 
 def _check_trains(net: Network) -> None:

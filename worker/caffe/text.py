@@ -7,6 +7,7 @@ must be finite, and every error is one short line that names the file, the line 
 import codecs
 import re
 from contextlib import suppress
+from functools import lru_cache
 from math import isfinite
 from pathlib import Path
 from typing import TypeVar
@@ -61,6 +62,15 @@ def read_text(path: Path) -> str:
 
 def parse_net(text: str, file: str = "net") -> NetParameter:
     """A net from prototxt; `file` names it in errors."""
+    net = NetParameter()
+    net.CopyFrom(_parse_net_once(text, file))  # the caller may change it
+    return net
+
+
+# A solver's training and test net are one text, which the job asks for several times: for its data
+# layers, for the files it names, and for each model that is built of it.
+@lru_cache(maxsize=4)
+def _parse_net_once(text: str, file: str) -> NetParameter:
     net = _parse(text, NetParameter(), file)
     layers = len(net.layer) + len(net.layers)
     if layers > MAX_LAYERS:

@@ -51,7 +51,7 @@ def prepare(
     if snapshots is not None:
         snapshots = path_checks.place("snapshots", snapshots)
     folder = None if logs is None else path_checks.path("logs", logs)
-    model = build_model(job.model)
+    model = job.driver_model or build_model(job.model)
     tables = job.tables_of(model.table)
     layout = Layout(tuple(spec.table for spec in tables))
     if weights is not None:

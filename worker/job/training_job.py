@@ -26,7 +26,8 @@ from worker.training.training_loop import Plan
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a training job; they do not depend on the data.
 
-    Training: `model` builds the network, in this process and in every task. `plan` is the plan of
+    Training: `model` builds the network, in every task and, unless the caller has done so and gives
+    it as `driver_model`, in this process. `plan` is the plan of
     each worker. `workers` is the number of partitions to train on. `columns` are those that the
     model reads (worker/data/columns.py); empty: images `data`, in the shape that the rows state,
     and labels `label`. `bound` is the staleness bound in steps (None: no bound), `stale` a limit on
@@ -67,6 +68,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     average_loss: int | None = None
     function: FunctionTask | None = None
     tables: tuple[TableSpec, ...] = ()
+    driver_model: Model | None = None
 
     def __post_init__(self) -> None:
         for field, value in _check_fields(self).items():

@@ -3,10 +3,15 @@
 from pathlib import Path
 
 import pytest
+from google.protobuf import text_format
+from google.protobuf.message import Message
 
 from deploy.run.prepare import prepare
 from deploy.run.settings import TrainSettings
 from tests.support.tiny_job import write_job
+from worker.caffe.net import Description, Network
+from worker.caffe.phases import Phase
+from worker.job import inputs
 
 
 @pytest.mark.parametrize(("max_iter", "expected"), [(None, 0), (4, 0), (6, 1)])
@@ -18,3 +23,28 @@ def test_a_rate_of_0_is_announced(tmp_path: Path, max_iter: int | None, expected
     found = [line for line in prepare(settings, None).inputs.notices if "poly" in line]
     beyond = "poly reaches 0 at the file's max_iter, 4: nothing is learned from there to"
     assert found == [f"{solver}: lr_policy {beyond} --max-iter 6"] * expected
+
+
+def test_a_net_is_described_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the Spark job, solver and net are parsed once, and a net is built for each phase."""
+    parsed: list[str] = []
+    built: list[str] = []
+    parse, build = text_format.Parse, Network.__init__
+
+    def count_parse(text: str, message: Message) -> Message:
+        parsed.append(type(message).__name__)
+        return parse(text, message)
+
+    def count_build(network: Network, description: Description) -> None:
+        built.append(description.phase)
+        build(network, description)
+
+    monkeypatch.setattr(text_format, "Parse", count_parse)
+    monkeypatch.setattr(Network, "__init__", count_build)
+    monkeypatch.setattr("worker.job.inputs.spark.runs_here", lambda _: True)
+    solver = write_job(tmp_path, max_iter=4)
+    settings = TrainSettings(solver=solver, data=tmp_path / "data", out=tmp_path / "run")
+    job = prepare(settings, None).inputs.job
+    inputs.prepare(object(), job, None, None, None, None)  # type: ignore[arg-type]  # not looked at
+    assert parsed == ["SolverParameter", "NetParameter"]
+    assert built == [Phase.TRAIN, Phase.TEST]

@@ -146,7 +146,10 @@ def test_features_keep_ids_and_need_no_labels(model: CaffeModel, weights: Floats
 @pytest.mark.parametrize(
     ("blob", "line"),
     [
-        ("ip9", "net.prototxt: expected blobs among data, label, conv, ip1, ip2, accuracy, loss;"),
+        (
+            "ip9",
+            "net.prototxt: expected blobs among data, label, conv, ip1, ip2, accuracy, loss, got ip9",
+        ),
         ("loss", "blob loss: expected a value per row, got shape ()"),
     ],
 )
