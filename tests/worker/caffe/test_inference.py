@@ -148,7 +148,7 @@ def test_features_keep_ids_and_need_no_labels(model: CaffeModel, weights: Floats
     [
         (
             "ip9",
-            "net.prototxt: expected blobs among data, label, conv, ip1, ip2, accuracy, loss, got ip9",
+            "net.prototxt: expected blobs among data, label, conv, ip1, ip2, accuracy, loss, got",
         ),
         ("loss", "blob loss: expected a value per row, got shape ()"),
     ],
