@@ -289,8 +289,8 @@ def test_loops_are_cached_when_they_have_been_compiled(tmp_path: Path) -> None:
     """A file of loops is cached once one of them has run, and no longer after the file changed."""
     source = tmp_path / "some_loops.py"
     source.write_text(
-        "from cupy_kernels.cpu.updates import compiled\n"
-        "@compiled\n"
+        "from cupy_kernels.cpu.updates import compile_loop\n"
+        "@compile_loop\n"
         "def double(x):\n"
         "    return x + x\n"
     )

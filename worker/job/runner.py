@@ -153,8 +153,8 @@ def run_job(
     the rows are dealt evenly to `job.workers` partitions. With `even`, the rows are also dealt
     where one partition has more than twice the rows of another. A small Spark job counts the rows
     first. With a `source` each task reads its own part of it, from files that every machine must
-    have at the same path; `df` must then be `spark.numbered(session, job.workers)`, one row for
-    each worker.
+    have at the same path; `df` must then be `spark.number_partitions(session, job.workers)`, one
+    row for each worker.
 
     The job starts from `weights` (a flat arena; default: the model's initial weights for the seed),
     or continues from the snapshot `resume`, given by its path or URI, or as it was read. A job's
