@@ -1,4 +1,4 @@
-"""What assembles and runs whole jobs: the command line, the run folder, the simulator.
+"""Assembles and runs whole jobs: the command line, the run folder, the simulator.
 
 `spark_environment` finds the Java and the Python for a Spark session of your own.
 """

@@ -1,4 +1,4 @@
-"""What a simulation may be asked for, in a file of its own: the command line offers these choices
+"""The choices of a simulation, in a file of their own: the command line offers these choices
 without loading the simulator.
 """
 

@@ -15,7 +15,7 @@ _KEPT = "\n\t" + _JOINERS
 
 
 def is_plain(text: str) -> bool:
-    """Whether a name shows as what it is: no control or formatting character, no line break."""
+    """True if a name shows as what it is: no control or formatting character, no line break."""
     return not any(_acts(character) for character in text if character not in _JOINERS)
 
 
@@ -47,5 +47,5 @@ def _code(character: str) -> str:
 
 
 def _acts(character: str) -> bool:
-    """Whether a character controls (Cc), formats (Cf), breaks lines (Zl, Zp), or is none (Cs)."""
+    """True if a character controls (Cc), formats (Cf), breaks lines (Zl, Zp), or is none (Cs)."""
     return unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"}

@@ -37,7 +37,7 @@ _LENGTHS = {
 }
 
 
-def expected(error: Mapping[str, Any]) -> str | None:
+def format_expected(error: Mapping[str, Any]) -> str | None:
     """The phrase that follows "expected" for one of `errors()`; None for a type without words."""
     kind, context = error["type"], error.get("ctx") or {}
     if kind in _LENGTHS:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from deploy.cli.connection import installed
+from deploy.cli.connection import require_service
 from shards.errors import BadInput
 from worker.job.options import parse_time
 
@@ -50,13 +50,13 @@ def create_token(
     as_json: AsJson = False,
 ) -> None:
     """Create a token and print it. It is shown this once: the service stores a digest."""
-    with installed():
-        from deploy.service.submissions import checked_project
+    with require_service():
+        from deploy.service.submissions import check_project_name
         from deploy.service.tokens import TokenRole
     if role not in list(TokenRole):
         raise BadInput("--role", expected=", ".join(TokenRole), got=f"{role[:80]!r}")
     _check_name(name)
-    projects = [checked_project(each) for each in project] if project else None
+    projects = [check_project_name(name) for name in project] if project else None
     with _store() as store:
         row, text = store.create_token(
             name, TokenRole(role), projects, parse_time("--expires", expires)
@@ -118,9 +118,9 @@ def set_project(
     as_json: AsJson = False,
 ) -> None:
     """Set the limits of a project, in place of those that it had."""
-    with installed():
+    with require_service():
         from deploy.service.access_store import ProjectLimits
-        from deploy.service.submissions import checked_project
+        from deploy.service.submissions import check_project_name
     limits = ProjectLimits(
         running=running,
         queued=queued,
@@ -129,7 +129,7 @@ def set_project(
         upload_bytes=int(upload_gb * 1e9) if upload_gb is not None else None,
     )
     with _store() as store:
-        store.set_limits(checked_project(project), limits)
+        store.set_limits(check_project_name(project), limits)
         _record(store, "project set", _limits(project, limits))
     plain = {project: msgspec.to_builtins(limits)}
     typer.echo(_json(plain) if as_json else _limits(project, limits))
@@ -139,11 +139,11 @@ def set_project(
 def list_projects(as_json: AsJson = False) -> None:
     """List the projects that have limits."""
     with _store() as store:
-        found = store.limits()
+        projects = store.limits()
     if as_json:
-        typer.echo(_json(msgspec.to_builtins(found)))
+        typer.echo(_json(msgspec.to_builtins(projects)))
         return
-    for project, limits in found.items():
+    for project, limits in projects.items():
         typer.echo(_limits(project, limits))
 
 
@@ -162,7 +162,7 @@ def _check_name(name: str) -> None:
 
 @contextmanager
 def _store() -> "Iterator[AccessStore]":
-    with installed():
+    with require_service():
         from deploy.service import server
     with server.access_of(server.home()) as store:
         yield store

@@ -26,7 +26,7 @@ from deploy.cli.service import add_to as add_service
 from deploy.cli.simulate import simulate
 from deploy.cli.snapshots import app as snapshots
 from deploy.cli.train import train
-from deploy.cli.usage_errors import USAGE_ERRORS, check_given, in_options, worded
+from deploy.cli.usage_errors import USAGE_ERRORS, check_given, format_usage_error, in_options
 from deploy.run.settings import DATA, FeatureFormat
 from deploy.terminal_text import print_text
 from ps import __version__
@@ -212,14 +212,14 @@ def doctor(
     from deploy.doctor.advice import diagnose, report
     from ps.transport.link_model import parse_link
 
-    found = diagnose(
+    diagnosis = diagnose(
         cluster,
         compute_s=compute_ms / 1000,
         link=parse_link(link) if link is not None else None,
         patience_s=patience_s,
     )
-    typer.echo(found.json() if as_json else report(found))
-    if not found.healthy:
+    typer.echo(diagnosis.json() if as_json else report(diagnosis))
+    if not diagnosis.healthy:
         raise typer.Exit(1)
 
 
@@ -276,7 +276,7 @@ def main() -> None:
         check_given(sys.argv[1:])
         sys.exit(command_line()(prog_name="downpour", standalone_mode=False))
     except USAGE_ERRORS as error:
-        _fail(worded(error), 2)
+        _fail(format_usage_error(error), 2)
     except (DownpourError, OSError, UnicodeEncodeError) as error:
         _fail(in_options(_line(error)), 2 if _is_input(error) else 1)
 
@@ -288,7 +288,7 @@ def _fail(line: str, status: int) -> NoReturn:
 
 
 def _is_input(error: Exception) -> bool:
-    """Whether the user can correct the error with another option, file or address."""
+    """Return whether the user can correct the error with another option, file or address."""
     return isinstance(error, BadInput | UnicodeEncodeError) or (
         isinstance(error, OSError) and error.errno in _WRONG_PATHS
     )

@@ -46,14 +46,14 @@ def _mend_help(command: Any) -> None:
 def _format_help(command: Any, context: Any, formatter: Any) -> None:
     """Format the help of a copy, as parsing needs what is not shown."""
     shown = copy.copy(command)
-    shown.params = [_shown(param) for param in command.params]
-    own = shown.get_help_option(context)
-    if own is not None:
-        own.metavar = ""
+    shown.params = [_mend_flag(param) for param in command.params]
+    help_option = shown.get_help_option(context)
+    if help_option is not None:
+        help_option.metavar = ""
     type(command).format_help(shown, context, formatter)
 
 
-def _shown(param: Any) -> Any:
+def _mend_flag(param: Any) -> Any:
     """An option as the help shows it: a flag without a type, and its opposite in the text."""
     if not isinstance(param, TyperOption) or not (param.is_flag or param.count):
         return param

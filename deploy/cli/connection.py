@@ -1,4 +1,4 @@
-"""How a command reaches the training service: the URL, the token, the certificates to trust."""
+"""The options of a command that reaches the training service: URL, token, certificates to trust."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ class ServiceAddress(msgspec.Struct, frozen=True, kw_only=True):
     @contextmanager
     def open(self) -> "Iterator[ServiceClient]":
         """The client; raises BadInput for a file that is missing or that others can read."""
-        with installed():
+        with require_service():
             from deploy.service.client import ServiceClient
         with ServiceClient(self.server, token=self._secret(), ca_file=self.ca_file) as client:
             yield client
@@ -50,7 +50,7 @@ class ServiceAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def installed() -> Iterator[None]:
+def require_service() -> Iterator[None]:
     """Say which extra is missing."""
     try:
         yield
@@ -79,15 +79,15 @@ CONNECTION = (
 """The options of `ServiceAddress`, as Typer reads them."""
 
 
-def connected(command: Callable[..., None]) -> Callable[..., None]:
+def add_connection_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the first parameter of a command, a `ServiceAddress`, by the options that make it."""
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        options = {each.name: given.pop(each.name) for each in CONNECTION}
-        command(ServiceAddress(**options), **given)
+    def run(**values: Any) -> None:
+        address = {parameter.name: values.pop(parameter.name) for parameter in CONNECTION}
+        command(ServiceAddress(**address), **values)
 
-    first, *own = inspect.signature(command, eval_str=True).parameters.values()
+    first, *parameters = inspect.signature(command, eval_str=True).parameters.values()
     assert first.annotation is ServiceAddress
-    declare(run, [*own, *CONNECTION])
+    declare(run, [*parameters, *CONNECTION])
     return run

@@ -29,8 +29,8 @@ def convert(
 
     done = converted(source, target, net, force=force)
     width = max((len(name) for name, _ in done.parts), default=0)
-    for name, what in done.parts:
-        typer.echo(f"{name:{width}}  {what}")
+    for name, description in done.parts:
+        typer.echo(f"{name:{width}}  {description}")
     if done.copied is not None:
         typer.echo(str(done.copied))
     numbers = f", {done.numbers:,} numbers" if done.numbers else ""

@@ -49,8 +49,8 @@ def inspect(
     """Read all rows; print their number, their shape, statistics and a histogram of labels."""
     from deploy.run.data_tools import inspect as inspected
 
-    found = inspected(data, _read_options(split, resize, skip), sheet)
-    typer.echo(found.json() if as_json else found.text())
+    inspection = inspected(data, _read_options(split, resize, skip), sheet)
+    typer.echo(inspection.json() if as_json else inspection.text())
 
 
 @app.command()

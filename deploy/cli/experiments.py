@@ -66,14 +66,14 @@ def shape(
     from deploy.experiments.shapes.base import Preset, ShapeVerdict, keep, play
     from deploy.experiments.shapes.plan import plan_of
 
-    wanted = shape_numbered(number)
+    shape = shape_numbered(number)
     if dry_run:
-        plan = plan_of(wanted, Preset(preset), control=control)
+        plan = plan_of(shape, Preset(preset), control=control)
         more = f", about {plan.tuning} more to choose rates" if plan.tuning else ""
         minutes = plan.cpu_s / 60 / jobs
         typer.echo(f"shape {number}: {plan.trials} trials{more}, about {minutes:.1f} minutes")
         return
-    outcome = play(wanted, Preset(preset), control=control, jobs=jobs, note=typer.echo, out=out)
+    outcome = play(shape, Preset(preset), control=control, jobs=jobs, note=typer.echo, out=out)
     for line in outcome.lines():
         typer.echo(line)
     if out is not None:
@@ -120,11 +120,11 @@ def real(
         session = stack.enter_context(
             spark.start_session(None, trial.cluster.workers, app="exp", env=spark_environment())
         )
-        found = compare_with_spark(trial, session, shards_in)
-    typer.echo(f"shape {number}, {trial.strategy}: {found}")
+        comparison = compare_with_spark(trial, session, shards_in)
+    typer.echo(f"shape {number}, {trial.strategy}: {comparison}")
     if out is not None:
-        write_run(found, out)
-    if not found.agrees:
+        write_run(comparison, out)
+    if not comparison.agrees:
         raise typer.Exit(1)
 
 
@@ -133,8 +133,8 @@ def show_shapes() -> None:
     """List the shapes."""
     from deploy.experiments.shapes import SHAPES
 
-    for number, one in sorted(SHAPES.items()):
-        typer.echo(f"{number:3}  {one.title} ({one.source})")
+    for number, shape in sorted(SHAPES.items()):
+        typer.echo(f"{number:3}  {shape.title} ({shape.source})")
 
 
 SweepFile = Annotated[Path, typer.Argument(help="The sweep, a TOML file.", show_default=False)]
@@ -159,22 +159,23 @@ def run(
     from deploy.experiments.runner import estimate_s
     from deploy.experiments.sweeps import read_sweep
 
-    found = read_sweep(sweep, consent=yes)
-    folder = out or Path("runs") / "experiments" / found.name
+    experiment = read_sweep(sweep, consent=yes)
+    folder = out or Path("runs") / "experiments" / experiment.name
     if dry_run:
-        minutes = estimate_s(found, folder) / 60 / jobs
-        rates = f", rates of {len(found.levels)} levels to choose" if found.levels else ""
-        count = sum(len(point.trials) for point in found.points)
-        for combination in found.left_out:
+        minutes = estimate_s(experiment, folder) / 60 / jobs
+        rates = f", rates of {len(experiment.levels)} levels to choose" if experiment.levels else ""
+        count = sum(len(point.trials) for point in experiment.points)
+        for combination in experiment.left_out:
             typer.echo(f"left out: {combination.label}: {combination.reason}")
         typer.echo(f"{count} trials in {folder}, about {minutes:.1f} minutes to go{rates}")
         return
-    if found.left_out:
+    if experiment.left_out:
         typer.echo(
-            f"{len(found.left_out)} of {len(found.left_out) + len(found.points)} combinations are"
-            " left out, which --dry-run lists"
+            f"{len(experiment.left_out)} of"
+            f" {len(experiment.left_out) + len(experiment.points)} combinations are left out,"
+            " which --dry-run lists"
         )
-    _finish(found, folder, jobs)
+    _finish(experiment, folder, jobs)
 
 
 @app.command()
@@ -195,10 +196,12 @@ def _finish(sweep: "Sweep", folder: Path, jobs: int) -> None:
     sweep = tune_sweep(sweep, folder, jobs=jobs, note=typer.echo)
     status = run_sweep(sweep, folder, jobs=jobs, note=typer.echo)
     judged = judge_sweep(sweep, folder)
-    for one in judged:
-        typer.echo(one)
+    for judgement in judged:
+        typer.echo(judgement)
     typer.echo(f"{folder}: {status}")
-    if status.failed or any(one.verdict is not ExpectationVerdict.HELD for one in judged):
+    if status.failed or any(
+        judgement.verdict is not ExpectationVerdict.HELD for judgement in judged
+    ):
         raise typer.Exit(1)
 
 
@@ -208,8 +211,8 @@ def status(folder: SweepFolder) -> None:
     from deploy.experiments.runner import Folder
     from deploy.experiments.sweeps import read_sweep
 
-    kept = Folder(folder)
-    typer.echo(f"{folder}: {kept.status(read_sweep(kept.sweep, consent=True))}")
+    sweep_folder = Folder(folder)
+    typer.echo(f"{folder}: {sweep_folder.status(read_sweep(sweep_folder.sweep, consent=True))}")
 
 
 @app.command()
@@ -285,10 +288,10 @@ def import_run(
     from deploy.experiments.imported_runs import import_run as imported
     from deploy.experiments.imported_runs import point_values
 
-    found = imported(run, folder, point_values(point or []), name)
-    result = found.result
+    imported_run = imported(run, folder, point_values(point or []), name)
+    result = imported_run.result
     typer.echo(
-        f"{folder}: {found.name}: {result.updates} updates of {result.trial.cluster.workers}"
+        f"{folder}: {imported_run.name}: {result.updates} updates of {result.trial.cluster.workers}"
         f" workers, staleness {result.mean_staleness:.2f}, {result.seconds:.1f} s"
     )
 
@@ -305,9 +308,9 @@ def fit(
     """Fit step times and links to a real run; prints how well, and a sweep's cluster section."""
     from deploy.experiments.calibration import fit_run
 
-    found = fit_run(run)
-    typer.echo(f"# {found.quality}")
-    typer.echo(found.section)
+    fit = fit_run(run)
+    typer.echo(f"# {fit.quality}")
+    typer.echo(fit.section)
 
 
 @app.command()
@@ -322,8 +325,8 @@ def replay(sweep: SweepFile) -> None:
 
     differs = False
     for point in read_sweep(sweep).points:
-        found = compare(point.trials[0])
-        typer.echo(f"{point.label}: {found}")
-        differs = differs or not found.equal
+        agreement = compare(point.trials[0])
+        typer.echo(f"{point.label}: {agreement}")
+        differs = differs or not agreement.equal
     if differs:
         raise typer.Exit(1)

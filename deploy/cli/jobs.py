@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from deploy.cli.connection import ServiceAddress, connected
+from deploy.cli.connection import ServiceAddress, add_connection_options
 from deploy.cli.service import AsJson, JobArgument, app, ask, changes_of, check_job, job_line, show
 from shards.errors import BadInput
 from shards.plurals import format_count
@@ -17,7 +17,7 @@ _SET_S = 60.0
 Target = Annotated[Path, typer.Option("--output", "-o", help="The file.", show_default=False)]
 
 
-@connected
+@add_connection_options
 def artefacts(
     service: ServiceAddress,
     job: JobArgument,
@@ -31,12 +31,12 @@ def artefacts(
 ) -> None:
     """List what a job has left behind, with digests, or download one of these files."""
     with service.open() as client:
-        found = client.get(f"/jobs/{job}/artefacts")
+        answer = client.get(f"/jobs/{job}/artefacts")
         if name is None:
-            lines = [f"{a['bytes']:>12}  {a['sha256']}  {a['name']}" for a in found["artefacts"]]
-            show(found, as_json, "\n".join(lines))
+            lines = [f"{a['bytes']:>12}  {a['sha256']}  {a['name']}" for a in answer["artefacts"]]
+            show(answer, as_json, "\n".join(lines))
             return
-        known = {each["name"]: each for each in found["artefacts"]}
+        known = {artefact["name"]: artefact for artefact in answer["artefacts"]}
         if name not in known:
             raise BadInput("artefacts", expected=f"one of {', '.join(known) or 'none'}", got=name)
         target = output or Path(Path(name).name)
@@ -48,7 +48,7 @@ def artefacts(
     )
 
 
-@connected
+@add_connection_options
 def export(
     service: ServiceAddress,
     job: JobArgument,
@@ -64,7 +64,7 @@ def export(
     show({"file": str(output), "bytes": size}, as_json, f"{output}: {format_count(size, 'byte')}")
 
 
-@connected
+@add_connection_options
 def compare(
     service: ServiceAddress,
     context: typer.Context,
@@ -76,30 +76,30 @@ def compare(
     for job in jobs:
         check_job(context, job)
     with service.open() as client:
-        found = client.get("/compare", jobs=",".join(jobs), name=name)
-    rows = {"job": [job["name"] for job in found["jobs"]]}
-    rows |= {"state": [job["state"] for job in found["jobs"]]}
-    rows |= found["figures"] | found["settings"]
+        comparison = client.get("/compare", jobs=",".join(jobs), name=name)
+    rows = {"job": [job["name"] for job in comparison["jobs"]]}
+    rows |= {"state": [job["state"] for job in comparison["jobs"]]}
+    rows |= comparison["figures"] | comparison["settings"]
     width = max(map(len, rows))
     lines = [
-        f"{each:<{width}}  " + "  ".join(f"{_cell(value):>14}" for value in values)
-        for each, values in rows.items()
+        f"{label:<{width}}  " + "  ".join(f"{_cell(value):>14}" for value in values)
+        for label, values in rows.items()
     ]
-    show(found, as_json, "\n".join(lines))
+    show(comparison, as_json, "\n".join(lines))
 
 
-@connected
+@add_connection_options
 def top(service: ServiceAddress, as_json: AsJson = False) -> None:
     """Show the jobs under way once, with their newest figures, and the state of the service."""
     with service.open() as client:
-        found = client.get("/service")
-        states = [state for state, count in found["jobs"].items() if count]
-        live = list(client.unfinished())
+        status = client.get("/service")
+        states = [state for state, count in status["jobs"].items() if count]
+        live = list(client.list_unfinished())
         for job in live:
             reading = client.get(f"/jobs/{job['id']}/reading")["reading"] if job["head"] else None
             job["links"] = reading["readings"]["links"] if reading is not None else []
-    lines = [f"slots {found['slots_held']}/{found['slots']}  {found['halted'] or 'queue open'}"]
-    lines += ["  ".join(f"{state} {found['jobs'][state]}" for state in states) or "no jobs"]
+    lines = [f"slots {status['slots_held']}/{status['slots']}  {status['halted'] or 'queue open'}"]
+    lines += ["  ".join(f"{state} {status['jobs'][state]}" for state in states) or "no jobs"]
     for job in live:
         head = job["head"] or {}
         lines.append(
@@ -111,10 +111,10 @@ def top(service: ServiceAddress, as_json: AsJson = False) -> None:
             f"  {_cell((link['bytes_per_s'] or 0.0) / 1e6)} MB/s pushed"
             for link in job["links"]
         ]
-    show({"service": found, "jobs": live}, as_json, "\n".join(lines))
+    show({"service": status, "jobs": live}, as_json, "\n".join(lines))
 
 
-@connected
+@add_connection_options
 def set_options(
     service: ServiceAddress,
     context: typer.Context,
@@ -144,7 +144,7 @@ def set_options(
 
 
 @app.command("reshard")
-@connected
+@add_connection_options
 def reshard_job(
     service: ServiceAddress,
     job: JobArgument,
@@ -156,7 +156,7 @@ def reshard_job(
 
 
 @app.command("adopt")
-@connected
+@add_connection_options
 def adopt_run(
     service: ServiceAddress,
     run: Annotated[Path, typer.Argument(help="A folder of `downpour train`.", show_default=False)],
@@ -169,12 +169,12 @@ def adopt_run(
     """List a run that `downpour train` has made among the jobs; its folder stays where it is."""
     body = {"run": str(run.absolute()), "name": name, "project": project}
     with service.open() as client:
-        found = client.post("/jobs:adopt", body)
-    show(found, as_json, job_line(found))
+        job = client.post("/jobs:adopt", body)
+    show(job, as_json, job_line(job))
 
 
 @app.command("gc")
-@connected
+@add_connection_options
 def collect_garbage(
     service: ServiceAddress,
     delete: Annotated[
@@ -184,14 +184,17 @@ def collect_garbage(
 ) -> None:
     """List old updates, logs, snapshots and uploads that nothing needs, or delete them."""
     with service.open() as client:
-        found = client.post("/service:gc", {"delete": delete})
-    lines = [f"{each['bytes']:>12}  {each['path']}  {each['why']}" for each in found["removals"]]
-    end = f"deleted {found['freed'] / 1e6:.1f} MB" if delete else "dry run: delete with --delete"
-    show(found, as_json, "\n".join([*lines, f"{found['bytes'] / 1e6:.1f} MB; {end}"]))
+        garbage = client.post("/service:gc", {"delete": delete})
+    lines = [
+        f"{removal['bytes']:>12}  {removal['path']}  {removal['why']}"
+        for removal in garbage["removals"]
+    ]
+    end = f"deleted {garbage['freed'] / 1e6:.1f} MB" if delete else "dry run: delete with --delete"
+    show(garbage, as_json, "\n".join([*lines, f"{garbage['bytes'] / 1e6:.1f} MB; {end}"]))
 
 
 @webhooks.command("add")
-@connected
+@add_connection_options
 def add_webhook(
     service: ServiceAddress,
     url: Annotated[str, typer.Argument(help="Where events go.", show_default=False)],
@@ -202,26 +205,27 @@ def add_webhook(
 ) -> None:
     """Send alerts and the ends of jobs to a URL. The secret is printed this once."""
     with service.open() as client:
-        found = client.post("/webhooks", {"url": url, "project": project})
-    show(found, as_json, f"{found['id']}  secret {found['secret']}")
+        webhook = client.post("/webhooks", {"url": url, "project": project})
+    show(webhook, as_json, f"{webhook['id']}  secret {webhook['secret']}")
 
 
 @webhooks.command("ls")
-@connected
+@add_connection_options
 def list_webhooks(service: ServiceAddress, as_json: AsJson = False) -> None:
     """List the webhooks: deliveries, events given up, and the last answer."""
     with service.open() as client:
-        found = client.get("/webhooks")
+        answer = client.get("/webhooks")
     lines = [
-        f"{each['id']}  {each['url']}  delivered {each['delivered']}  given up {each['given_up']}"
-        f"  {each['last']}".rstrip()
-        for each in found["webhooks"]
+        f"{webhook['id']}  {webhook['url']}"
+        f"  delivered {webhook['delivered']}  given up {webhook['given_up']}"
+        f"  {webhook['last']}".rstrip()
+        for webhook in answer["webhooks"]
     ]
-    show(found, as_json, "\n".join(lines))
+    show(answer, as_json, "\n".join(lines))
 
 
 @webhooks.command("rm")
-@connected
+@add_connection_options
 def remove_webhook(
     service: ServiceAddress,
     webhook: Annotated[str, typer.Argument(help="The id of a webhook.", show_default=False)],
@@ -233,7 +237,7 @@ def remove_webhook(
     show({"id": webhook, "removed": True}, as_json, f"{webhook}  removed")
 
 
-@connected
+@add_connection_options
 def upload(
     service: ServiceAddress,
     paths: Annotated[list[Path], typer.Argument(help="Files or folders.", show_default=False)],
@@ -244,7 +248,7 @@ def upload(
     with service.open() as client:
         for path in paths:
             name = "solver" if path.suffix == ".prototxt" else "data"
-            sent = client.uploaded(
+            sent = client.upload_files(
                 {name: str(path)}, lambda text: typer.echo(text, err=True), project
             )
             show({"file": str(path), "name": sent[name]}, as_json, sent[name])

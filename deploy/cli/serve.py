@@ -7,47 +7,47 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.cli.connection import DEFAULT_PORT, installed
+from deploy.cli.connection import DEFAULT_PORT, require_service
 from deploy.cli.train import declare
 from worker.job.options import LAST_PORT
 
 DEFAULT_SLOTS = max(8, os.cpu_count() or 1)
 
 
-def serve(**given: Any) -> None:
+def serve(**options: Any) -> None:
     """Run the training service: a REST interface, a page in the browser, a queue of jobs.
 
     Jobs, logs and the database are in the folder DOWNPOUR_HOME, default ~/.downpour. Stopping the
     service stops no job. Addresses other than loopback need TLS, and each request a token.
     Without --traces-to, the variable OTEL_EXPORTER_OTLP_ENDPOINT names the collector.
     """
-    with installed():
+    with require_service():
         from deploy.service import server
         from deploy.service.access import exposure_of
         from deploy.service.app import ServeOptions
         from deploy.service.retention import ServiceLimits
         from deploy.service.traces import traces_to
         from deploy.service.webhooks import Hosts
-    host, certificate = given["host"], given["tls_cert"]
-    experiments, traces = given["experiments"], given["traces_to"]
+    host, certificate = options["host"], options["tls_cert"]
+    experiments, traces = options["experiments"], options["traces_to"]
     listen = server.Listen(
-        host=host, port=given["port"], certificate=certificate, key=given["tls_key"]
+        host=host, port=options["port"], certificate=certificate, key=options["tls_key"]
     )
     choice = ServeOptions(
         home=server.home(),
-        slots=given["slots"] or DEFAULT_SLOTS,
-        roots=tuple(given["root"] or ()),
-        retry_s=given["retry_s"],
+        slots=options["slots"] or DEFAULT_SLOTS,
+        roots=tuple(options["root"] or ()),
+        retry_s=options["retry_s"],
         exposure=exposure_of(
             host,
             tls=certificate is not None,
-            proxy=given["behind_proxy"],
-            require_tokens=given["require_tokens"],
+            proxy=options["behind_proxy"],
+            require_tokens=options["require_tokens"],
         ),
         experiments=experiments.absolute() if experiments is not None else None,
-        limits=ServiceLimits.of_words(given["limit"] or ()),
-        webhook_hosts=Hosts(tuple(given["webhook_host"] or ())),
-        database=given["database"],
+        limits=ServiceLimits.of_words(options["limit"] or ()),
+        webhook_hosts=Hosts(tuple(options["webhook_host"] or ())),
+        database=options["database"],
         traces=traces_to(traces) if traces is not None else None,
     )
     server.serve(choice, listen, typer.echo)

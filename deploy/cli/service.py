@@ -14,7 +14,12 @@ import msgspec
 import typer
 
 from deploy.cli.access import project_commands, token_commands
-from deploy.cli.connection import CONNECTION, ServiceAddress, connected, installed
+from deploy.cli.connection import (
+    CONNECTION,
+    ServiceAddress,
+    add_connection_options,
+    require_service,
+)
 from deploy.cli.serve import serve
 from deploy.cli.train import declare, train_parameters
 from deploy.run.folder import SETTINGS
@@ -92,15 +97,17 @@ def run_attempt(
     raise typer.Exit(run(folder))
 
 
-def submit(**given: Any) -> None:
+def submit(**options: Any) -> None:
     """Submit a job to the service, with the options of `downpour train`."""
-    service = ServiceAddress(**{each.name: given.pop(each.name) for each in CONNECTION})
-    as_json, key = given.pop("as_json"), given.pop("key")
-    upload = given.pop("upload")
-    solver_file, file, labels = (given.pop(name) for name in ("solver_file", "settings", "label"))
-    request = {name: given.pop(name) for name in ("name", "project", "priority", "resume")}
+    service = ServiceAddress(
+        **{parameter.name: options.pop(parameter.name) for parameter in CONNECTION}
+    )
+    as_json, key = options.pop("as_json"), options.pop("key")
+    upload = options.pop("upload")
+    solver_file, file, labels = (options.pop(name) for name in ("solver_file", "settings", "label"))
+    request = {name: options.pop(name) for name in ("name", "project", "priority", "resume")}
     settings = _settings_of(file) if file is not None else {}
-    settings |= {name: value for name, value in given.items() if value is not None}
+    settings |= {name: value for name, value in options.items() if value is not None}
     if solver_file is not None:
         if "solver" in settings:
             raise BadInput("submit", expected="SOLVER or --solver", got="both")
@@ -111,13 +118,13 @@ def submit(**given: Any) -> None:
     body |= {"settings": _portable(settings), "labels": _labels(labels or [])}
     with service.open() as client:
         if upload or not client.is_local:
-            body["settings"] |= client.uploaded(
+            body["settings"] |= client.upload_files(
                 body["settings"],
                 lambda text: print_text(text, err=True),
                 body.get("project", "default"),
             )
-        found = client.post("/jobs", body, key)
-    show(found, as_json, job_line(found))
+        job = client.post("/jobs", body, key)
+    show(job, as_json, job_line(job))
 
 
 def _own(name: str, kind: Any, text: str, *names: str, **more: Any) -> inspect.Parameter:
@@ -173,7 +180,7 @@ declare(
 )
 
 
-@connected
+@add_connection_options
 def list_jobs(
     service: ServiceAddress,
     state: Annotated[
@@ -189,41 +196,46 @@ def list_jobs(
 ) -> None:
     """List jobs, the newest first."""
     with service.open() as client:
-        found = client.get(
+        page = client.get(
             "/jobs", state=state, project=project, label=label, q=q, limit=limit, cursor=cursor
         )
     if as_json:
-        print_text(msgspec.json.encode(found))
+        print_text(msgspec.json.encode(page))
         return
-    for job in found["jobs"]:
+    for job in page["jobs"]:
         print_text(job_line(job))
-    if not found["jobs"]:
+    if not page["jobs"]:
         typer.echo("no jobs", err=True)
-    if found["cursor"] is not None:
-        typer.echo(f"more: --cursor {found['cursor']}")
+    if page["cursor"] is not None:
+        typer.echo(f"more: --cursor {page['cursor']}")
 
 
-@connected
+@add_connection_options
 def describe(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Show a job: its state, its figures, its attempts and its settings."""
     with service.open() as client:
-        found = client.get(f"/jobs/{job}")
-        found["attempts"] = client.get(f"/jobs/{job}/attempts")["attempts"]
+        description = client.get(f"/jobs/{job}")
+        description["attempts"] = client.get(f"/jobs/{job}/attempts")["attempts"]
     if as_json:
-        print_text(msgspec.json.encode(found))
+        print_text(msgspec.json.encode(description))
         return
-    print_text(job_line(found))
-    print_text(f"project {found['project']}  priority {found['priority']}  {found['reason']}")
-    if found["waiting"]:
-        print_text(str(msgspec.convert(found["waiting"], QueuePosition)))
-    for each in found["attempts"]:
-        print_text(f"attempt {each['number']}: {each['cause'] or 'under way'}  {each['message']}")
-    for name, value in found["settings"].items():
+    print_text(job_line(description))
+    print_text(
+        f"project {description['project']}  priority {description['priority']}"
+        f"  {description['reason']}"
+    )
+    if description["waiting"]:
+        print_text(str(msgspec.convert(description["waiting"], QueuePosition)))
+    for attempt in description["attempts"]:
+        print_text(
+            f"attempt {attempt['number']}: {attempt['cause'] or 'under way'}  {attempt['message']}"
+        )
+    for name, value in description["settings"].items():
         if value is not None:
             print_text(f"  {name}: {value}")
 
 
-@connected
+@add_connection_options
 def logs(
     service: ServiceAddress,
     job: JobArgument,
@@ -238,7 +250,7 @@ def logs(
             print_text(msgspec.json.encode({"text": text}) if as_json else text, nl=as_json)
 
 
-@connected
+@add_connection_options
 def events(
     service: ServiceAddress, job: JobArgument, follow: Follow = False, as_json: AsJson = False
 ) -> None:
@@ -246,15 +258,15 @@ def events(
     from time import gmtime, strftime
 
     with service.open() as client:
-        for each in client.events(job, follow=follow):
+        for event in client.events(job, follow=follow):
             if as_json:
-                print_text(msgspec.json.encode(each))
+                print_text(msgspec.json.encode(event))
                 continue
-            at = strftime("%Y-%m-%d %H:%M:%SZ", gmtime(each["time"]))
-            print_text(f"{at}  {each['kind']:<10}  {_words(each['data'])}".rstrip())
+            at = strftime("%Y-%m-%d %H:%M:%SZ", gmtime(event["time"]))
+            print_text(f"{at}  {event['kind']:<10}  {_words(event['data'])}".rstrip())
 
 
-@connected
+@add_connection_options
 def wait(
     service: ServiceAddress,
     job: JobArgument,
@@ -265,12 +277,12 @@ def wait(
 ) -> None:
     """Wait until a job has ended. The exit status is 0 for SUCCEEDED, 1 FAILED, 130 CANCELLED."""
     with service.open() as client:
-        found = client.wait(job, timeout_s)
-    show(found, as_json, job_line(found))
-    raise typer.Exit(_STATUS[found["state"]])
+        ended = client.wait(job, timeout_s)
+    show(ended, as_json, job_line(ended))
+    raise typer.Exit(_STATUS[ended["state"]])
 
 
-@connected
+@add_connection_options
 def cancel(
     service: ServiceAddress,
     job: JobArgument,
@@ -283,25 +295,25 @@ def cancel(
     ask(job, "cancel", service, as_json, {"mode": "now" if now else "drain"})
 
 
-@connected
+@add_connection_options
 def pause(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Pause a job: save a snapshot, and release its slots."""
     ask(job, "pause", service, as_json)
 
 
-@connected
+@add_connection_options
 def resume(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Queue a paused job again."""
     ask(job, "resume", service, as_json)
 
 
-@connected
+@add_connection_options
 def snapshot(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Take a snapshot of a job that trains."""
     ask(job, "snapshot", service, as_json)
 
 
-@connected
+@add_connection_options
 def clone(
     service: ServiceAddress,
     job: JobArgument,
@@ -324,7 +336,7 @@ def clone(
 @app.command("reindex")
 def reindex_home(as_json: AsJson = False) -> None:
     """Rebuild the database of DOWNPOUR_HOME from the folders of its jobs; no service may run."""
-    with installed():
+    with require_service():
         from deploy.service import server
     home = server.home()
     jobs = server.reindex(home)
@@ -337,12 +349,12 @@ def backup_home(
     as_json: AsJson = False,
 ) -> None:
     """Copy the database of DOWNPOUR_HOME, also while a service runs."""
-    with installed():
+    with require_service():
         from deploy.service import server
     home = server.home()
     server.backup(home, target)
-    found = {"home": str(home), "file": str(target)}
-    show(found, as_json, f"{target}: the database of {home}")
+    backup = {"home": str(home), "file": str(target)}
+    show(backup, as_json, f"{target}: the database of {home}")
 
 
 @app.command("restore")
@@ -353,7 +365,7 @@ def restore_home(
 
     The copy may be of the other kind: so a home moves from SQLite to PostgreSQL, or back.
     """
-    with installed():
+    with require_service():
         from deploy.service import server
     server.restore(server.home(), source)
     typer.echo(f"{source}: in the database of {server.home()}")
@@ -373,13 +385,13 @@ def ask(
     job: str, verb: str, service: ServiceAddress, as_json: bool, body: dict[str, Any] | None = None
 ) -> None:
     with service.open() as client:
-        found = client.post(f"/jobs/{job}:{verb}", body or {})
-    name = found.get("name", "")  # of a clone; the answers to other orders have none
-    show(found, as_json, f"{found['id']}  {found['state']:<10}  {name}".rstrip())
+        answer = client.post(f"/jobs/{job}:{verb}", body or {})
+    name = answer.get("name", "")  # of a clone; the answers to other orders have none
+    show(answer, as_json, f"{answer['id']}  {answer['state']:<10}  {name}".rstrip())
 
 
-def show(found: dict[str, Any], as_json: bool, line: str) -> None:
-    print_text(msgspec.json.encode(found) if as_json else line)
+def show(answer: dict[str, Any], as_json: bool, line: str) -> None:
+    print_text(msgspec.json.encode(answer) if as_json else line)
 
 
 def job_line(job: dict[str, Any]) -> str:
@@ -395,11 +407,11 @@ def job_line(job: dict[str, Any]) -> str:
 
 def _words(data: dict[str, Any]) -> str:
     """An event's data in a line, without the number that pairs an order with its answer."""
-    found = []
+    words = []
     for name, value in data.items():
         if value not in (None, "") and name != "order_id":
-            found.append(_word(value) if name in {"what", "text"} else f"{name} {_word(value)}")
-    return "  ".join(found)
+            words.append(_word(value) if name in {"what", "text"} else f"{name} {_word(value)}")
+    return "  ".join(words)
 
 
 def _word(value: Any) -> str:
@@ -409,48 +421,48 @@ def _word(value: Any) -> str:
         case float():
             return f"{value:.4g}"
         case dict():
-            return ", ".join(f"{name}={_word(each)}" for name, each in value.items())
+            return ", ".join(f"{name}={_word(part)}" for name, part in value.items())
         case _:
             return str(value)
 
 
 def _settings_of(file: Path) -> dict[str, Any]:
     """The options in a settings.json that differ from the defaults."""
-    found = TrainSettings.load(file)
+    settings = TrainSettings.load(file)
     return {
-        name: getattr(found, name)
-        for name, each in list_options(TrainSettings).items()
-        if name != "out" and getattr(found, name) != each.default
+        name: getattr(settings, name)
+        for name, option in list_options(TrainSettings).items()
+        if name != "out" and getattr(settings, name) != option.default
     }
 
 
 def _portable(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings as JSON, with absolute paths: the service has another working directory."""
     options = list_options(TrainSettings)
-    found: dict[str, Any] = {
+    checked: dict[str, Any] = {
         name: options[name].check_value(option_name(name), value)
         for name, value in settings.items()
     }
-    place = found.get("snapshots")
-    if place is not None and "://" not in str(place):
-        found["snapshots"] = str(Path(place).absolute())
-    plain: dict[str, Any] = msgspec.to_builtins(found, enc_hook=str)
+    snapshots = checked.get("snapshots")
+    if snapshots is not None and "://" not in str(snapshots):
+        checked["snapshots"] = str(Path(snapshots).absolute())
+    plain: dict[str, Any] = msgspec.to_builtins(checked, enc_hook=str)
     return plain
 
 
-def changes_of(what: str, words: Iterable[str]) -> dict[str, Any]:
-    """The options in words such as staleness=8, by name; `what` is for errors."""
+def changes_of(label: str, words: Iterable[str]) -> dict[str, Any]:
+    """The options in words such as staleness=8, by name; `label` is for errors."""
     changes = {}
-    for each in words:
-        option, separator, text = each.partition("=")
+    for word in words:
+        option, separator, text = word.partition("=")
         if not separator:
-            raise BadInput(what, expected="NAME=VALUE", got=each)
+            raise BadInput(label, expected="NAME=VALUE", got=word)
         changes[option.replace("-", "_")] = _value(text)
     return changes
 
 
 def _labels(labels: list[str]) -> dict[str, str]:
-    pairs = [each.partition("=") for each in labels]
+    pairs = [label.partition("=") for label in labels]
     return {name: value for name, _, value in pairs}
 
 

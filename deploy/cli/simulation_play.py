@@ -100,5 +100,7 @@ def reduce(scenario: Scenario, out: Path, print_line: PrintLine, mutant: str = "
     small = shrink(scenario, lambda smaller: bool(play(smaller).violation))
     command = f"python -m tests.mutants {mutant}" if mutant else "downpour simulate"
     story = _STORY.format(command=command, seed=scenario.seed, violation=play(small).violation)
-    out.write_text(scenarios.written(msgspec.structs.replace(small, story=story, mutant=mutant)))
+    out.write_text(
+        scenarios.format_scenario(msgspec.structs.replace(small, story=story, mutant=mutant))
+    )
     print_line(f"shrunk to {len(small.faults)} faults: {out}")

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from deploy.cli import job_snapshots
-from deploy.cli.connection import ServiceAddress, connected
+from deploy.cli.connection import ServiceAddress, add_connection_options
 from deploy.cli.job_snapshots import parse_job_reference
 from deploy.terminal_text import print_text
 from shards.errors import BadInput
@@ -39,7 +39,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("ls")
-@connected
+@add_connection_options
 def list_snapshots(service: ServiceAddress, origin: RunOrJob, as_json: AsJson = False) -> None:
     """List snapshots with their number, steps and size, the oldest first.
 
@@ -60,7 +60,7 @@ def list_snapshots(service: ServiceAddress, origin: RunOrJob, as_json: AsJson = 
 
 
 @app.command()
-@connected
+@add_connection_options
 def verify(service: ServiceAddress, origin: RunOrJob) -> None:
     """Read every byte of one snapshot or of all, and name each bad file and chunk.
 
@@ -102,14 +102,14 @@ def restore(
     from deploy.run.snapshot_ref import origin_of
     from deploy.run.snapshots import restore_weights
 
-    found = restore_weights(origin_of(origin), output, solver)
-    for complaint in found.passed_over:
+    snapshot = restore_weights(origin_of(origin), output, solver)
+    for complaint in snapshot.passed_over:
         typer.echo(f"skipped: {complaint}", err=True)
-    typer.echo(f"{output}: the weights of {found.place}")
+    typer.echo(f"{output}: the weights of {snapshot.place}")
 
 
 @app.command()
-@connected
+@add_connection_options
 def diff(
     service: ServiceAddress, first: RunOrJob, second: RunOrJob, as_json: AsJson = False
 ) -> None:
@@ -142,7 +142,7 @@ def take(
 
 
 @app.command()
-@connected
+@add_connection_options
 def pin(
     service: ServiceAddress,
     snapshot: Annotated[
@@ -169,7 +169,7 @@ def adopt(
     state: Annotated[
         Path, typer.Argument(help="A .solverstate or .solverstate.h5 file.", show_default=False)
     ],
-    place: Annotated[
+    folder: Annotated[
         Path, typer.Argument(help="The folder in which the snapshot is made.", show_default=False)
     ],
     solver: Annotated[Path, typer.Option(help="The solver, a Caffe prototxt.", show_default=False)],
@@ -194,5 +194,5 @@ def adopt(
     """
     from deploy.run.caffe_resume import adopt as adopted
 
-    name = adopted(state, place, solver, weights, data, workers)
-    typer.echo(f"snapshot {place}@{name}: downpour train --resume {place}@{name}")
+    name = adopted(state, folder, solver, weights, data, workers)
+    typer.echo(f"snapshot {folder}@{name}: downpour train --resume {folder}@{name}")

@@ -50,14 +50,16 @@ _UNSET = "With --resume: reset this option to its default, e.g. `--unset ray`. R
 def train_parameters(*more: inspect.Parameter) -> Iterator[inspect.Parameter]:
     """The options of a run, as Typer reads them; `more` follow those of its files."""
     for subject, panel in _SUBJECTS.items():
-        for each in list_options(subject).values():
-            yield _parameter(each.name, _kind(each), each.option.text, panel, each.default_text)
+        for option in list_options(subject).values():
+            yield _parameter(
+                option.name, _kind(option), option.option.text, panel, option.default_text
+            )
         if subject is RunFiles:
             yield from more
 
 
-def _kind(each: Declared) -> type:
-    return str if each.option.is_text else each.kind
+def _kind(option: Declared) -> type:
+    return str if option.option.is_text else option.kind
 
 
 def _parameter(
@@ -80,12 +82,12 @@ def train(**options: Any) -> None:
     Ctrl-C stops the run cleanly and leaves a snapshot.
     """
     resume, unset = options.pop("resume"), options.pop("unset")
-    given = {name: value for name, value in options.items() if value is not None}
+    values = {name: value for name, value in options.items() if value is not None}
     from deploy.run.snapshot_ref import origin_of
     from deploy.run.train import AlreadyFinished, run
 
     origin = origin_of(resume) if resume is not None else None
-    settings, dropped = _settings(given, origin, unset or [])
+    settings, dropped = _settings(values, origin, unset or [])
     for line in dropped:
         typer.echo(line, err=True)
     try:
@@ -130,7 +132,7 @@ def _result(summary: "Summary", out: Path) -> str:
 
 
 def _settings(
-    given: dict[str, Any], origin: "SnapshotRef | None", unset: Sequence[str]
+    values: dict[str, Any], origin: "SnapshotRef | None", unset: Sequence[str]
 ) -> tuple[TrainSettings, list[str]]:
     """The settings, and one line for each option of the earlier run that no longer applies.
 
@@ -139,17 +141,17 @@ def _settings(
     if unset and (origin is None or origin.run is None):
         raise BadInput(f"--unset {unset[0]}", expected="--resume with an earlier run", got="none")
     if origin is None:
-        return _fresh(given, "or --resume with an earlier run; got neither"), []
-    if "weights" in given:
+        return _fresh(values, "or --resume with an earlier run; got neither"), []
+    if "weights" in values:
         raise BadInput("train", expected="--weights or --resume", got="both")
     if origin.run is None:
-        return _fresh(given, "as --resume names no run folder; got none"), []
+        return _fresh(values, "as --resume names no run folder; got none"), []
     from deploy.run.folder import SETTINGS
-    from deploy.run.resume_settings import resumed
+    from deploy.run.resume_settings import resume_settings
 
     earlier = TrainSettings.load(origin.run / SETTINGS)
     if origin.name is not None:
-        if "out" not in given:
+        if "out" not in values:
             raise BadInput(
                 "train",
                 expected=(
@@ -157,21 +159,23 @@ def _settings(
                 ),
                 got="none",
             )
-        return resumed(earlier.replace(weights=None, snapshots=None, logs=None), given, unset)
-    if "out" in given:
+        return resume_settings(
+            earlier.replace(weights=None, snapshots=None, logs=None), values, unset
+        )
+    if "out" in values:
         raise BadInput(
             "train",
             expected="--out or --resume",
             got="both",
             hint="start a new run with --resume RUN@NUMBER",
         )
-    if "snapshots" in [*given, *unset]:
+    if "snapshots" in [*values, *unset]:
         raise BadInput("train", expected="--snapshots or --resume", got="both")
-    return resumed(earlier, given | {"out": origin.run}, unset)
+    return resume_settings(earlier, values | {"out": origin.run}, unset)
 
 
-def _fresh(given: dict[str, Any], otherwise: str) -> TrainSettings:
-    for name, each in list_options(TrainSettings).items():
-        if each.is_required and name not in given:
+def _fresh(values: dict[str, Any], otherwise: str) -> TrainSettings:
+    for name, option in list_options(TrainSettings).items():
+        if option.is_required and name not in values:
             raise BadInput("train", expected=f"--{name}, {otherwise}")
-    return TrainSettings(**given)
+    return TrainSettings(**values)

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from deploy.validation_words import expected
+from deploy.validation_words import format_expected
 from shards.errors import BadInput
 
 # The errors that Typer raises. By version they are from Click or from Typer's own copy of it, so
@@ -46,10 +46,10 @@ _IN_STRATEGY = re.compile(r"(?:--)?strategy \w+: (unknown option|\w+: )")
 
 def in_options(text: str) -> str:
     """Replace names of Python arguments in an error's text by the command-line options."""
-    own = _IN_STRATEGY.match(text) is not None
+    is_strategy = _IN_STRATEGY.match(text) is not None
     if opening := _OPENING.match(text):
         text = _OPTIONS[opening[1]] + text[opening.end() :]
-    return text if own else _ANYWHERE.sub(lambda found: _OPTIONS[found[1]], text)
+    return text if is_strategy else _ANYWHERE.sub(lambda match: _OPTIONS[match[1]], text)
 
 
 def check_given(arguments: Sequence[str]) -> None:
@@ -60,7 +60,7 @@ def check_given(arguments: Sequence[str]) -> None:
             raise BadInput(name or before, expected="a value", got="an empty one")
 
 
-def worded(error: Any) -> str:
+def format_usage_error(error: Any) -> str:
     """Format an error of Typer in one line."""
     path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "downpour"
     command = path.removeprefix("downpour").strip()
@@ -79,7 +79,7 @@ def worded(error: Any) -> str:
             without = "requires an argument" in message
             return f"{error.option_name}: expected {'a value, got none' if without else 'no value'}"
         case "BadParameter" if error.param is not None:
-            return f"{_name(error.param)}: {_expected(error, message)}"
+            return f"{_name(error.param)}: {_format_expected(error, message)}"
     if unknown := re.match(r"No such command '(.*?)'\.(?: Did you mean (.*)\?)?", message):
         near = f", perhaps {unknown[2].replace(chr(39), '')}" if unknown[2] else ""
         return f"{where}expected a command that `{path} --help` lists{near}; got {unknown[1]!r}"
@@ -94,13 +94,13 @@ def _name(param: Any) -> str:
     return str(max(param.opts, key=len) if is_option else param.name.upper())
 
 
-def _expected(error: Any, message: str) -> str:
+def _format_expected(error: Any, message: str) -> str:
     """The phrase "expected X, got Y" for an invalid value."""
     if choice := re.match(r"(?:Value error, )?(.+) is not one of (.+?)\.?$", message):
         return f"expected one of {choice[2].replace(chr(39), '')}, got {choice[1]}"
     try:
         first = error.__cause__.errors()[0]
-        phrase = expected(first)
+        phrase = format_expected(first)
     except (AttributeError, LookupError):  # an older Typer, which checks values with Click
         return message
     return message if phrase is None else f"expected {phrase}, got {first['input']!r}"

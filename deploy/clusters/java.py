@@ -60,12 +60,12 @@ def spark_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
 def _java_home(environ: Mapping[str, str]) -> Path:
     """The folder of a Java that Spark can use."""
     tried = []
-    for place, binary in _candidates(environ):
+    for location, binary in _candidates(environ):
         java = binary and probe(binary)
         if java and java.major >= OLDEST:
             return java.home if java.has_module else _launcher_home(java.home, environ)
-        found = "has none" if not binary else f"has {java.major}" if java else "does not start"
-        tried.append(f"{place} {found}")
+        fault = "has none" if not binary else f"has {java.major}" if java else "does not start"
+        tried.append(f"{location} {fault}")
     raise BadInput(
         "Java for Spark",
         expected=f"version {OLDEST} or newer, but {', '.join(tried)}",

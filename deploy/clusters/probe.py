@@ -99,27 +99,27 @@ def _ask(name: str, address: Address, request: bytes, timeout_s: float) -> bytes
 
 
 def _is_whole(answer: bytes) -> bool:
-    """Whether to stop reading: the gRPC answer is complete, or it is another protocol."""
+    """Return whether to stop reading: the gRPC answer is complete, or it is another protocol."""
     if not _is_http2(answer):
         return len(answer) > 8
     return any(stream == 1 and flags & _END_STREAM for _, flags, stream in _frames(answer))
 
 
 def _is_http2(answer: bytes) -> bool:
-    """Whether the bytes so far can start a SETTINGS frame, with which HTTP/2 has to begin."""
+    """True if the bytes so far can start a SETTINGS frame, with which HTTP/2 has to begin."""
     return answer[3:4] in (b"", bytes([_SETTINGS])) and answer[5:9] == bytes(len(answer[5:9]))
 
 
 def _frames(answer: bytes) -> list[tuple[int, int, int]]:
     """Type, flags and stream of each complete frame."""
-    found, at = [], 0
+    frames, at = [], 0
     while at + 9 <= len(answer):
         size = int.from_bytes(answer[at : at + 3], "big")
         kind, flags, stream = struct.unpack_from(">BBI", answer, at + 3)
         at += 9 + size
         if at <= len(answer):
-            found.append((kind, flags, stream))
-    return found
+            frames.append((kind, flags, stream))
+    return frames
 
 
 def _opening(answer: bytes) -> str:

@@ -65,12 +65,12 @@ def connect(address: str | None, cpus: int) -> Iterator[str]:
     if ray.is_initialized():
         raise BadInput("Ray", expected="no connection in this process", got="one that is open")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    with _embedded(cpus) if address is None else _running(address) as head:
+    with _start_embedded(cpus) if address is None else _running(address) as head:
         yield head
 
 
 @contextmanager
-def _embedded(cpus: int) -> Iterator[str]:
+def _start_embedded(cpus: int) -> Iterator[str]:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     with ray_folder() as folder:
         options = {
@@ -151,11 +151,11 @@ def _init(address: str, **options: Any) -> str:
 
 def _ray_init(address: str, **options: Any) -> Any:
     """Call ray.init, and retry if the server that ray:// starts for a client crashed at once."""
-    for left in reversed(range(_STARTS)):
+    for remaining in reversed(range(_STARTS)):
         try:
             return ray.init(address, **options)
         except ConnectionAbortedError as error:
-            if not left or _STILLBORN not in str(error):
+            if not remaining or _STILLBORN not in str(error):
                 raise
     raise AssertionError("unreachable")
 
@@ -235,11 +235,11 @@ def check_token(environ: Mapping[str, str]) -> None:
 
 def refusal(address: str, printed: str) -> GiveUp:
     """The error for a failed trial, from the traceback that it `printed`."""
-    there = re.search(r"cluster was started with:\s+Ray: (\S+)\s+Python: (\S+)", printed)
-    if there:
+    versions = re.search(r"cluster was started with:\s+Ray: (\S+)\s+Python: (\S+)", printed)
+    if versions:
         return WrongBuild(
             f"Ray at {address}: expected Ray {ray.__version__} on Python {python_version()},"
-            f" the cluster runs Ray {there[1]} on Python {there[2]}"
+            f" the cluster runs Ray {versions[1]} on Python {versions[2]}"
         )
     if "InvalidAuthToken" in printed or "AuthenticationError" in printed:
         return BadInput(

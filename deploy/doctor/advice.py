@@ -49,7 +49,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def healthy(self) -> bool:
-        """Whether workers on this machine could train: all shards answer and accept them."""
+        """True if workers on this machine could train: all shards answer and accept them."""
         return not self.failed and not any(
             differs(link.protocol, link.schema) for link in self.links
         )
@@ -141,28 +141,32 @@ def _check_listening(cluster: Cluster, shard: int, patience_s: float) -> None:
         raise BadInput(f"nothing listens there: {error.strerror or error}") from None
 
 
-def report(found: Diagnosis) -> str:
+def report(diagnosis: Diagnosis) -> str:
     """Format the diagnosis for the user: a table, the warnings, and the advice."""
-    parts = [_table(found)] if found.links else []
-    lines = [*found.failed, *found.amiss]
+    parts = [_table(diagnosis)] if diagnosis.links else []
+    lines = [*diagnosis.failed, *diagnosis.amiss]
     if lines:
         parts.append("\n".join(f"! {line}" for line in lines))
-    if found.advice is not None:
-        advice = found.advice
+    if diagnosis.advice is not None:
+        advice = diagnosis.advice
         exchange_s = advice.rtt_s + advice.push_s + advice.pull_s
-        parts += [_explained(found, advice), quote(exchange_s, advice.compute_s), _snippet(advice)]
+        parts += [
+            _explain_step(diagnosis, advice),
+            quote(exchange_s, advice.compute_s),
+            _snippet(advice),
+        ]
     else:
         parts.append("No advice until every shard answers.")
     return "\n\n".join(part for part in parts if part)
 
 
-def _table(found: Diagnosis) -> str:
+def _table(diagnosis: Diagnosis) -> str:
     rows = [
         ("shard", "at", "round trip", "up", "down", "clock", "CPU s/GB here", "there", "schema"),
         *(
             (
                 str(link.shard),
-                found.endpoints[link.shard],
+                diagnosis.endpoints[link.shard],
                 f"{_time(link.rtt_s)} ± {_time(link.jitter_s)}",
                 _rate(link.up),
                 _rate(link.down),
@@ -171,7 +175,7 @@ def _table(found: Diagnosis) -> str:
                 f"{link.shard_cpu_s_per_gb:.2f}",
                 "same" if not differs(link.protocol, link.schema) else link.schema,
             )
-            for link in found.links
+            for link in diagnosis.links
         ),
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -181,9 +185,9 @@ def _table(found: Diagnosis) -> str:
     )
 
 
-def _explained(found: Diagnosis, advice: Advice) -> str:
+def _explain_step(diagnosis: Diagnosis, advice: Advice) -> str:
     explanation = (
-        f"A step moves {_size(found.step_bytes)} each way: {_time(advice.push_s)} for the push,"
+        f"A step moves {_size(diagnosis.step_bytes)} each way: {_time(advice.push_s)} for the push,"
         f" {_time(advice.pull_s)} for the pull, {_time(advice.rtt_s)} for the round trip.\n"
         f"With {_time(advice.compute_s)} of computing, a step takes {_time(advice.plain_step_s)} if"
         f" nothing overlaps, and {_time(advice.step_s)} with these settings:"

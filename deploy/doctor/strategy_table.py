@@ -16,7 +16,7 @@ TARGET = 8.0
 """The error in percent that seconds are counted to."""
 
 FIGURES = Path(str(files("deploy.doctor") / "strategy_table.json"))
-"""Where the figures are shipped; `keep` writes the file that `kept` reads."""
+"""Where the figures are shipped; `keep` writes the file that `load_figures` reads."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,24 +54,32 @@ def table(choices: Sequence[Choice]) -> str:
         "| link | one worker 4 times slower | strategy | rate | staleness | seconds to 8 % error |",
         "|---|---|---|---|---|---|",
     ]
-    for one in choices:
-        seconds = "missed" if one.seconds is None else f"{one.seconds:.1f}"
-        slow = "yes" if one.straggler else "no"
+    for choice in choices:
+        seconds = "missed" if choice.seconds is None else f"{choice.seconds:.1f}"
+        slow = "yes" if choice.straggler else "no"
         lines.append(
-            f"| {one.link or 'none'} | {slow} | `{one.name}` | {one.rate:g} | {one.staleness:.2f}"
-            f" | {seconds} |"
+            f"| {choice.link or 'none'} | {slow} | `{choice.name}` | {choice.rate:g}"
+            f" | {choice.staleness:.2f} | {seconds} |"
         )
     return "\n".join(lines)
 
 
 def quote(exchange_s: float, compute_s: float) -> str:
-    """What the simulation says for a link on which a step's messages take `exchange_s`, next to
+    """Quote the simulated times for a link on which a step's messages take `exchange_s`, next to
     `compute_s` of computing; empty without figures."""
     slow = exchange_s > compute_s
     parts = []
     for straggler in (False, True):
-        ranked = [one for one in kept() if one.straggler == straggler and bool(one.link) == slow]
-        shown = [f"{one.name} {one.seconds:.0f} s" for one in ranked if one.seconds is not None]
+        ranked = [
+            choice
+            for choice in load_figures()
+            if choice.straggler == straggler and bool(choice.link) == slow
+        ]
+        shown = [
+            f"{choice.name} {choice.seconds:.0f} s"
+            for choice in ranked
+            if choice.seconds is not None
+        ]
         if shown:
             kind = "one worker 4 times slower" if straggler else "equal workers"
             parts.append(f"  {kind}: {', '.join(shown)}")
@@ -84,7 +92,7 @@ def quote(exchange_s: float, compute_s: float) -> str:
 
 
 @cache
-def kept() -> list[Choice]:
+def load_figures() -> list[Choice]:
     """The figures that are shipped."""
     return msgspec.json.decode(FIGURES.read_bytes(), type=list[Choice])
 
@@ -93,4 +101,4 @@ def keep(choices: Sequence[Choice]) -> None:
     """Write the figures where they are shipped from."""
     text = msgspec.json.format(msgspec.json.encode(choices), indent=1)
     FIGURES.write_bytes(text + b"\n")
-    kept.cache_clear()
+    load_figures.cache_clear()

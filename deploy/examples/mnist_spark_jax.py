@@ -56,8 +56,8 @@ def train(args: dict[str, int], ctx: worker.Context) -> None:
 
 def accuracy(params: Any, test: list[tuple[bytes, int]]) -> float:
     images, labels = zip(*test, strict=True)
-    found = np.asarray(scores(params, inputs(images))).argmax(1)
-    return float((found == np.array(labels)).mean())
+    classes = np.asarray(scores(params, inputs(images))).argmax(1)
+    return float((classes == np.array(labels)).mean())
 
 
 def fit(spark: Any, strategy: str = "downpour", count: int = 12_000) -> worker.RunResult:

@@ -48,8 +48,8 @@ def accuracy(model: torch.nn.Module, test: list[tuple[bytes, int]]) -> float:
     images, labels = zip(*test, strict=True)
     model.eval()
     with torch.no_grad():
-        found = model(inputs(images)).argmax(1)
-    return float((found == torch.tensor(labels)).float().mean())
+        classes = model(inputs(images)).argmax(1)
+    return float((classes == torch.tensor(labels)).float().mean())
 
 
 def fit(spark: Any, strategy: str = "downpour", count: int = 12_000) -> worker.RunResult:

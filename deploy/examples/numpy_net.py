@@ -29,8 +29,8 @@ class Perceptron:
 
     def gradient(self, params: Arrays, batch: Arrays) -> tuple[float, Arrays]:
         """The mean cross-entropy of a batch, and its gradient."""
-        found = self.outputs(params, batch)
-        hidden, scores = found["hidden"], found["output"]
+        layers = self.outputs(params, batch)
+        hidden, scores = layers["hidden"], layers["output"]
         powers = np.exp(scores - scores.max(axis=1, keepdims=True))
         error = powers / powers.sum(axis=1, keepdims=True)
         rows = np.arange(len(error)), batch["label"]

@@ -13,26 +13,26 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.experiments.statistics import Interval, mean_interval, paired
+from deploy.experiments.statistics import Interval, interval_of_pairs, mean_interval
 from deploy.experiments.trials import TrialResult
 from shards.errors import BadInput
 
 Numbers = NDArray[np.float64]
 
 FIGURES: dict[str, Callable[[TrialResult], float]] = {
-    "error": lambda one: one.error,
-    "loss": lambda one: one.curve[-1].loss,
-    "staleness": lambda one: one.mean_staleness,
-    "compute_share": lambda one: one.compute_share,
-    "wait_share": lambda one: one.wait_share,
-    "seconds": lambda one: one.seconds,
-    "updates": lambda one: float(one.updates),
+    "error": lambda result: result.error,
+    "loss": lambda result: result.curve[-1].loss,
+    "staleness": lambda result: result.mean_staleness,
+    "compute_share": lambda result: result.compute_share,
+    "wait_share": lambda result: result.wait_share,
+    "seconds": lambda result: result.seconds,
+    "updates": lambda result: float(result.updates),
 }
 """What a rule may be about: a figure of a trial at its end."""
 
 
 class ExpectationKind(StrEnum):
-    """What a rule says about the figure."""
+    """The statement of a rule about the figure."""
 
     ORDERING = "ordering"
     WITHIN = "within"
@@ -57,14 +57,14 @@ _NEEDS: dict[ExpectationKind, tuple[str, ...]] = {
 
 
 class ExpectationVerdict(StrEnum):
-    """What a rule came to."""
+    """The verdict on a rule."""
 
     HELD = "held"
     NOT_HELD = "not held"
     INCONCLUSIVE = "inconclusive"
 
 
-class Judged(NamedTuple):
+class Judgement(NamedTuple):
     """A rule after the runs."""
 
     rule: str
@@ -118,89 +118,97 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def check(self, points: Sequence[Mapping[str, Any]]) -> None:
         """Raise BadInput for a selection without points, before anything runs."""
-        for name, wanted in (("where", self.where), ("of", self.of)):
-            if wanted is not None and not any(_chosen(one, wanted) for one in points):
-                raise BadInput(name, expected="values of a point of this sweep", got=wanted)
+        for name, selection in (("where", self.where), ("of", self.of)):
+            if selection is not None and not any(
+                _is_selected(point, selection) for point in points
+            ):
+                raise BadInput(name, expected="values of a point of this sweep", got=selection)
         if self.over is not None:
             levels = {
-                one[self.over] for one in points if self.over in one and _chosen(one, self.where)
+                point[self.over]
+                for point in points
+                if self.over in point and _is_selected(point, self.where)
             }
             if len(levels) < 2:
                 raise BadInput(
                     "over", expected="a key with two values or more in where", got=f"{self.over!r}"
                 )
             if self.kind is ExpectationKind.SLOPE_IN and not all(
-                isinstance(one, int | float) for one in levels
+                isinstance(level, int | float) for level in levels
             ):
                 raise BadInput(
                     "over", expected="a key with numbers as values", got=f"{self.over!r}"
                 )
 
-    def judge(self, points: Sequence[PointResults]) -> Judged:
+    def judge(self, points: Sequence[PointResults]) -> Judgement:
         """Judge the rule; it is inconclusive if a trial of its points is missing."""
-        rule = " ".join(f"{key} {value}" for key, value in self._given().items())
-        chosen = [one for one in points if _chosen(one.values, self.where)]
-        others = [one for one in points if self.of is not None and _chosen(one.values, self.of)]
-        seeds = {len(one.results) for one in (*chosen, *others)}
+        rule = " ".join(f"{key} {value}" for key, value in self._rule_fields().items())
+        chosen = [point for point in points if _is_selected(point.values, self.where)]
+        others = [
+            point for point in points if self.of is not None and _is_selected(point.values, self.of)
+        ]
+        seeds = {len(point.results) for point in (*chosen, *others)}
         if len(seeds) != 1 or 0 in seeds:
-            return Judged(rule, ExpectationVerdict.INCONCLUSIVE, "trials are missing")
-        finite = np.isfinite([self._figures(one) for one in (*chosen, *others)]).all()
+            return Judgement(rule, ExpectationVerdict.INCONCLUSIVE, "trials are missing")
+        finite = np.isfinite([self._figures(point) for point in (*chosen, *others)]).all()
         if not finite and self.kind is not ExpectationKind.DIVERGES:
-            return Judged(rule, ExpectationVerdict.INCONCLUSIVE, "a figure is not finite")
-        return Judged(rule, *self._judged(chosen, others))
+            return Judgement(rule, ExpectationVerdict.INCONCLUSIVE, "a figure is not finite")
+        return Judgement(rule, *self._judge_kind(chosen, others))
 
-    def _given(self) -> dict[str, Any]:
+    def _rule_fields(self) -> dict[str, Any]:
         names = ("kind", "value", "where", *_NEEDS[self.kind])
         return {name: getattr(self, name) for name in names}
 
-    def _figures(self, one: PointResults) -> list[float]:
-        return [FIGURES[self.value](result) for result in one.results]
+    def _figures(self, point: PointResults) -> list[float]:
+        return [FIGURES[self.value](result) for result in point.results]
 
     def _by_seed(self, points: Sequence[PointResults]) -> Numbers:
         """The mean over points, one value a seed."""
-        means: Numbers = np.mean([self._figures(one) for one in points], axis=0)
+        means: Numbers = np.mean([self._figures(point) for point in points], axis=0)
         return means
 
-    def _judged(
+    def _judge_kind(
         self, chosen: Sequence[PointResults], others: Sequence[PointResults]
     ) -> tuple[ExpectationVerdict, str]:
         match self.kind:
             case ExpectationKind.ORDERING:
-                apart = paired(self._by_seed(chosen), self._by_seed(others))
+                apart = interval_of_pairs(self._by_seed(chosen), self._by_seed(others))
                 return _inside(apart, -np.inf, -np.finfo(np.float64).tiny), f"difference {apart}"
             case ExpectationKind.WITHIN:
                 assert self.by is not None
-                apart = paired(self._by_seed(chosen), self._by_seed(others), level=0.9)
+                apart = interval_of_pairs(self._by_seed(chosen), self._by_seed(others), level=0.9)
                 return _inside(apart, -self.by, self.by), f"difference {apart} at 90 %"
             case ExpectationKind.RATIO_IN:
                 assert self.range is not None
                 ratio = mean_interval(self._by_seed(chosen) / self._by_seed(others))
                 return _inside(ratio, *self.range), f"ratio {ratio}"
             case ExpectationKind.DIVERGES:
-                ended = [one.diverged_at is not None for part in chosen for one in part.results]
-                return _held(all(ended)), f"{sum(ended)} of {len(ended)} diverged"
+                ended = [
+                    result.diverged_at is not None for part in chosen for result in part.results
+                ]
+                return _verdict_of(all(ended)), f"{sum(ended)} of {len(ended)} diverged"
             case ExpectationKind.DISTRIBUTION:
                 assert self.by is not None
                 apart_at_most = staleness_distance(_results(chosen), _results(others))
-                return _held(apart_at_most <= self.by), f"distance {apart_at_most:.3f}"
+                return _verdict_of(apart_at_most <= self.by), f"distance {apart_at_most:.3f}"
         return self._over_levels(chosen)
 
     def _over_levels(self, chosen: Sequence[PointResults]) -> tuple[ExpectationVerdict, str]:
         """Judge a rule about the values of the key `over`."""
         assert self.over is not None
         levels: dict[Any, list[PointResults]] = {}
-        for one in chosen:
-            levels.setdefault(one.values[self.over], []).append(one)
+        for point in chosen:
+            levels.setdefault(point.values[self.over], []).append(point)
         by_level = [self._by_seed(points) for points in levels.values()]
-        means = [float(one.mean()) for one in by_level]
+        means = [float(values.mean()) for values in by_level]
         shown = ", ".join(f"{at}: {mean:.4g}" for at, mean in zip(levels, means, strict=True))
         match self.kind:
             case ExpectationKind.MONOTONE:
                 steps = np.diff(means) * (1 if self.rising else -1)
-                return _held(bool((steps >= 0).all())), shown
+                return _verdict_of(bool((steps >= 0).all())), shown
             case ExpectationKind.ARGMIN_IN:
                 assert self.among is not None
-                return _held(list(levels)[int(np.argmin(means))] in self.among), shown
+                return _verdict_of(list(levels)[int(np.argmin(means))] in self.among), shown
         assert self.range is not None
         at = np.array(list(levels), np.float64)
         at = at - at.mean()
@@ -208,18 +216,18 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return _inside(slopes, *self.range), f"slope {slopes}; {shown}"
 
 
-def _chosen(values: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return all(key in values and values[key] == value for key, value in wanted.items())
+def _is_selected(values: Mapping[str, Any], selection: Mapping[str, Any]) -> bool:
+    return all(key in values and values[key] == value for key, value in selection.items())
 
 
-def _held(holds: bool) -> ExpectationVerdict:
+def _verdict_of(holds: bool) -> ExpectationVerdict:
     return ExpectationVerdict.HELD if holds else ExpectationVerdict.NOT_HELD
 
 
-def _inside(found: Interval, low: float, high: float) -> ExpectationVerdict:
-    if low <= found.low and found.high <= high:
+def _inside(interval: Interval, low: float, high: float) -> ExpectationVerdict:
+    if low <= interval.low and interval.high <= high:
         return ExpectationVerdict.HELD
-    outside = found.high < low or found.low > high
+    outside = interval.high < low or interval.low > high
     return ExpectationVerdict.NOT_HELD if outside else ExpectationVerdict.INCONCLUSIVE
 
 
@@ -229,15 +237,15 @@ def _results(points: Sequence[PointResults]) -> list[TrialResult]:
 
 def staleness_distance(first: Sequence[TrialResult], second: Sequence[TrialResult]) -> float:
     """The Kolmogorov distance of the staleness of some trials' updates from that of others."""
-    length = max(len(one.staleness) for one in (*first, *second))
-    shares = [_cumulated(results, length) for results in (first, second)]
+    length = max(len(result.staleness) for result in (*first, *second))
+    shares = [_cumulate(results, length) for results in (first, second)]
     return float(np.abs(shares[0] - shares[1]).max(initial=0.0))
 
 
-def _cumulated(results: Sequence[TrialResult], length: int) -> Numbers:
+def _cumulate(results: Sequence[TrialResult], length: int) -> Numbers:
     """The share of updates with at most each staleness from 0."""
     total = np.zeros(length)
-    for one in results:
-        total[: len(one.staleness)] += one.staleness
+    for result in results:
+        total[: len(result.staleness)] += result.staleness
     shares: Numbers = np.cumsum(total) / max(1.0, total.sum())
     return shares

@@ -1,4 +1,4 @@
-"""How far the records of two runs of one job are apart: staleness, throughput and waits.
+"""The distance between the records of two runs of one job: staleness, throughput and waits.
 
 Neighbouring updates depend on each other, so there is no p-value: the distances are those of the
 distributions, and a mean has an interval of whole blocks.

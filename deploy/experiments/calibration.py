@@ -34,7 +34,7 @@ _QUICK = 0.2e-3  # round trips below this are those of one machine: no link
 
 
 class ClusterFit(NamedTuple):
-    """What was fitted. Times are in seconds; `distance` is the Kolmogorov distance of the step
+    """A fitted cluster. Times are in seconds; `distance` is the Kolmogorov distance of the step
     times from the fitted distribution, `throughput` the ratio of predicted to recorded steps."""
 
     workers: int
@@ -67,8 +67,8 @@ class ClusterFit(NamedTuple):
             f'link = "{link}"',
         ]
         if others:
-            own = ", ".join(f'{name} = "{text}"' for name, text in others.items())
-            lines.append(f"links = {{ {own} }}")
+            others_text = ", ".join(f'{name} = "{text}"' for name, text in others.items())
+            lines.append(f"links = {{ {others_text} }}")
         if self.stragglers:
             slow = ", ".join(f"{name} = {factor:.2f}" for name, factor in self.stragglers.items())
             lines.append(f"stragglers = {{ {slow} }}")
@@ -76,7 +76,7 @@ class ClusterFit(NamedTuple):
 
     @property
     def quality(self) -> str:
-        """How well it fits, in one line."""
+        """The quality of the fit, in one line."""
         return (
             f"{self.records} records of {self.workers} workers; step times differ from the fitted"
             f" distribution by {self.distance:.3f} (Kolmogorov), steps a second are"
@@ -105,7 +105,7 @@ def fit_rows(origin: str, names: NDArray[Any], rows: dict[str, Numbers]) -> Clus
     first = rows["shard"] == 0
     workers = sorted(set(names[first].tolist()))
     per_worker = [whole & first & (names == name) for name in workers]
-    fewest = min((int(one.sum()) for one in per_worker), default=0)
+    fewest = min((int(rows_of_worker.sum()) for rows_of_worker in per_worker), default=0)
     if fewest < _FEWEST:
         raise BadInput(
             origin,
@@ -113,11 +113,11 @@ def fit_rows(origin: str, names: NDArray[Any], rows: dict[str, Numbers]) -> Clus
             got=fewest,
         )
     steps = [
-        np.maximum(rows["wall_age_s"][one] - rows["rtt_s"][one], 1e-9)
-        / np.maximum(rows["steps"][one], 1)
-        for one in per_worker
+        np.maximum(rows["wall_age_s"][selected] - rows["rtt_s"][selected], 1e-9)
+        / np.maximum(rows["steps"][selected], 1)
+        for selected in per_worker
     ]
-    medians = [float(np.median(one)) for one in steps]
+    medians = [float(np.median(times)) for times in steps]
     usual = float(np.median(medians))
     factors = {
         f"worker-{number}": median / usual
@@ -125,12 +125,12 @@ def fit_rows(origin: str, names: NDArray[Any], rows: dict[str, Numbers]) -> Clus
         if not usual / _APART <= median <= _APART * usual
     }
     scaled = np.concatenate(
-        [one / factors.get(f"worker-{number}", 1.0) for number, one in enumerate(steps)]
+        [times / factors.get(f"worker-{number}", 1.0) for number, times in enumerate(steps)]
     )
     mean, cv = float(scaled.mean()), float(scaled.std() / scaled.mean())
     links = {
-        f"worker-{number}": _link(rows["rtt_s"][one], rows["bytes"][one])
-        for number, one in enumerate(per_worker)
+        f"worker-{number}": _link(rows["rtt_s"][selected], rows["bytes"][selected])
+        for number, selected in enumerate(per_worker)
     }
     spans = np.diff(rows["time"][first])
     return ClusterFit(
@@ -157,11 +157,11 @@ def _link(rtt_s: Numbers, sizes: Numbers) -> str:
     return f"rtt={usual * 1e3:.3g}ms" if usual > _QUICK else ""
 
 
-def _distance(found: Numbers, times: StepTimes) -> float:
+def _distance(step_times: Numbers, times: StepTimes) -> float:
     """The Kolmogorov distance of step times from a distribution, by a large sample of it."""
     draws = times.draws(0, 0)
     drawn = np.sort([next(draws) for _ in range(10_000)])
-    ordered = np.sort(found)
+    ordered = np.sort(step_times)
     expected = np.searchsorted(drawn, ordered) / len(drawn)
     return float(np.abs(expected - (np.arange(len(ordered)) + 0.5) / len(ordered)).max())
 
@@ -175,10 +175,14 @@ def _throughput(
     """Steps a second as the fit predicts them for what was recorded, over those recorded: a push
     takes its steps, a round trip and its wait."""
     predicted = recorded = 0.0
-    for number, one in enumerate(per_worker):
-        taken, time = rows["steps"][one], rows["time"][one]
+    for number, selected in enumerate(per_worker):
+        counts, time = rows["steps"][selected], rows["time"][selected]
         each_s = mean * factors.get(f"worker-{number}", 1.0)
-        spent = each_s * taken + np.median(rows["rtt_s"][one]) + np.nan_to_num(rows["wait_s"][one])
-        predicted += float(taken.sum() / spent.sum())
-        recorded += float(taken[1:].sum() / max(1e-9, time[-1] - time[0]))
+        spent = (
+            each_s * counts
+            + np.median(rows["rtt_s"][selected])
+            + np.nan_to_num(rows["wait_s"][selected])
+        )
+        predicted += float(counts.sum() / spent.sum())
+        recorded += float(counts[1:].sum() / max(1e-9, time[-1] - time[0]))
     return predicted / recorded

@@ -32,14 +32,17 @@ def lines(series: Sequence[Series], x: str, y: str) -> str:
     values above all of the later half of the lines are cut off, and a wide range has a logarithmic
     axis.
     """
-    kept = [
-        one._replace(points=[p for p in _thinned(one.points) if all(map(math.isfinite, p))])
-        for one in series
+    lines_drawn = [
+        line._replace(points=[p for p in _thin_out(line.points) if all(map(math.isfinite, p))])
+        for line in series
     ]
-    frame = _Frame([p for one in kept for p in one.points], top=_top([one.points for one in kept]))
-    body = [frame.clipped]
-    for number, one in enumerate(kept):
-        path = " ".join(f"{frame.x(a):.1f},{frame.y(b):.1f}" for a, b in one.points)
+    frame = _Frame(
+        [p for line in lines_drawn for p in line.points],
+        top=_top([line.points for line in lines_drawn]),
+    )
+    body = [frame.clip_start]
+    for number, line in enumerate(lines_drawn):
+        path = " ".join(f"{frame.x(a):.1f},{frame.y(b):.1f}" for a, b in line.points)
         body.append(f'<polyline points="{path}" fill="none" {_stroke(number)}/>')
     body.append("</svg>")
     return _chart(frame, body, series, x, f"{y}, logarithmic" if frame.logarithmic else y)
@@ -53,10 +56,10 @@ def _top(lines: Sequence[Sequence[tuple[float, float]]]) -> float | None:
 
 def bars(series: Sequence[Series], x: str, y: str) -> str:
     """A chart of steps: for each series the height at every whole number."""
-    frame = _Frame([p for one in series for p in one.points], zero=True)
+    frame = _Frame([p for line in series for p in line.points], zero=True)
     body = []
-    for number, one in enumerate(series):
-        corners = [(edge, height) for at, height in one.points for edge in (at - 0.5, at + 0.5)]
+    for number, line in enumerate(series):
+        corners = [(edge, height) for at, height in line.points for edge in (at - 0.5, at + 0.5)]
         path = " ".join(f"{frame.x(a):.1f},{frame.y(b):.1f}" for a, b in corners)
         body.append(f'<polyline points="{path}" fill="none" {_stroke(number)}/>')
     return _chart(frame, body, series, x, y)
@@ -86,7 +89,7 @@ class _Frame:
         return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
 
     @property
-    def clipped(self) -> str:
+    def clip_start(self) -> str:
         """The start of a picture in the picture, with the same coordinates, inside the axes."""
         width, height = _WIDTH - _LEFT - _RIGHT + 2, _HEIGHT - _TOP - _BOTTOM + 2
         area = f"{_LEFT - 1} {_TOP - 1} {width} {height}"
@@ -118,8 +121,8 @@ def _chart(frame: _Frame, body: list[str], series: Sequence[Series], x: str, y: 
     ]
     key = "".join(
         f'<span><svg width="34" height="8"><line x1="0" x2="34" y1="4" y2="4" {_stroke(n)}/></svg>'
-        f" {escape(one.name)}</span> "
-        for n, one in enumerate(series)
+        f" {escape(line.name)}</span> "
+        for n, line in enumerate(series)
     )
     return (
         f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
@@ -146,7 +149,7 @@ def _stroke(number: int) -> str:
     return f'stroke="{_COLOURS[number % len(_COLOURS)]}" stroke-width="1.6"{pattern}'
 
 
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _thin_out(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """At most MAX_POINTS of the points, the last one among them."""
     every = math.ceil(len(points) / MAX_POINTS)
     return points[::-1][:: max(1, every)][::-1]

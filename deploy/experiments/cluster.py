@@ -109,8 +109,8 @@ class LinkPartition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         for name, value in (("at_s", self.at_s), ("for_s", self.for_s)):
-            what = f"cluster: partitions: {name}"
-            argument_checks.number(what, value, least=0, expected="0 or more")
+            label = f"cluster: partitions: {name}"
+            argument_checks.number(label, value, least=0, expected="0 or more")
 
 
 class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -157,8 +157,8 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise error.within(f"cluster: links: {name}") from None
         for name, at_s in self.joins.items():
             argument_checks.number(f"cluster: joins: {name}", at_s, least=0, expected="0 or more")
-        for one in self.kill:
-            argument_checks.whole("cluster: kill: worker", one.worker, 0, self.workers - 1)
+        for kill in self.kill:
+            argument_checks.whole("cluster: kill: worker", kill.worker, 0, self.workers - 1)
         argument_checks.number(
             "cluster: lease_s", self.lease_s, least=0.001, expected="0.001 or more"
         )
@@ -181,7 +181,7 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def steady(self) -> bool:
-        """Whether all workers are there from start to end."""
+        """True if all workers are there from start to end."""
         return not self.joins and not self.kill
 
     def step_times(self, seed: int, worker: int) -> Iterator[float]:
@@ -190,7 +190,7 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.times.draws(seed, worker, factor)
 
     def ages(self, seed: int, worker: int) -> Iterator[int]:
-        """How many pulls old the weights of each of one worker's steps are."""
+        """The ages, in pulls, of the weights of one worker's steps."""
         dice = np.random.default_rng((seed, worker, 4))
         while True:
             yield from dice.integers(self.delays + 1, size=_BLOCK).tolist()

@@ -65,30 +65,31 @@ class LeftOut(NamedTuple):
 
 def values_label(values: Mapping[str, Any]) -> str:
     """Values with their keys, as reports name a point."""
-    return ", ".join(f"{key} {shown_value(value)}" for key, value in values.items()) or "all"
+    return ", ".join(f"{key} {show_value(value)}" for key, value in values.items()) or "all"
 
 
-def shown_value(value: object) -> str:
+def show_value(value: object) -> str:
     """A value as reports show it; an empty text, such as no link, is none."""
     return "none" if value == "" else str(value)
 
 
-def read_combinations(given: Mapping[str, Any]) -> tuple[list[Combination], list[LeftOut]]:
+def read_combinations(table: Mapping[str, Any]) -> tuple[list[Combination], list[LeftOut]]:
     """The combinations of a sweep's file, and those left out; raises BadInput naming the key."""
-    base = {key: value for key, value in given.items() if key not in OWN_KEYS}
+    base = {key: value for key, value in table.items() if key not in OWN_KEYS}
     cluster = base.pop("cluster", {})
     if not isinstance(cluster, dict):
         raise BadInput("cluster", expected="a table", got=f"{cluster!r}")
     base |= {f"cluster.{key}": value for key, value in cluster.items()}
     drafts = [
-        Combination(values, {**base, **values}, values_label(values)) for values in _crossed(given)
+        Combination(values, {**base, **values}, values_label(values))
+        for values in _cross_tables(table)
     ]
     words = _words(drafts)
     drafts = [_fill_names(draft, words) for draft in drafts]
     strategies = [trial_strategy(draft.settings["strategy"]) for draft in drafts]
     with_bound = any(_takes_bound(strategy) for strategy in strategies)
     one_by_one = any(not _in_rounds(strategy) for strategy in strategies)
-    left_out, kept = list[LeftOut](), list[Combination]()
+    left_out, valid = list[LeftOut](), list[Combination]()
     for draft, strategy in zip(drafts, strategies, strict=True):
         draft = _set_bound(draft, strategy, lenient=with_bound)
         if one_by_one and _in_rounds(strategy):
@@ -97,21 +98,21 @@ def read_combinations(given: Mapping[str, Any]) -> tuple[list[Combination], list
         if refusal:
             left_out.append(LeftOut(draft.written, refusal))
         else:
-            kept.append(draft)
-    if not kept:
+            valid.append(draft)
+    if not valid:
         raise BadInput(left_out[0].reason)
-    once, repeated = _each_once(kept)
+    once, repeated = _each_once(valid)
     return once, left_out + repeated
 
 
 # --- crossing -------------------------------------------------------------------------------------
 
 
-def _crossed(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _cross_tables(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The product of a file's three tables."""
-    grid, zipped = _lists("grid", given), _lists("zip", given)
-    listed = given.get("list", [{}])
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+    grid, zipped = _lists("grid", table), _lists("zip", table)
+    listed = table.get("list", [{}])
+    if not isinstance(listed, list) or not all(isinstance(row, dict) for row in listed):
         raise BadInput("list", expected="[[list]] tables", got=f"{listed!r}")
     if not listed:
         raise BadInput("list", expected="at least one table", got="none")
@@ -128,10 +129,10 @@ def _crossed(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**values, **row, **choice}
 
 
-def _lists(part: str, given: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _lists(part: str, file: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The table `part` of a file: a list of values for each key."""
-    table = given.get(part, {})
-    if not isinstance(table, dict) or (part in given and not table):
+    table = file.get(part, {})
+    if not isinstance(table, dict) or (part in file and not table):
         shown = repr(table) if table else "none"
         raise BadInput(part, expected="a table with a list of values for each key", got=shown)
     for key, values in table.items():
@@ -168,7 +169,7 @@ def _texts(draft: Combination) -> dict[str, str]:
 
 def _kind(key: str, draft: Combination) -> type[msgspec.Struct] | None:
     """The kind of strategy or rule that the text `key` names."""
-    head = _substituted(_texts(draft)[key].partition(":")[0], draft.settings)
+    head = _substitute(_texts(draft)[key].partition(":")[0], draft.settings)
     return _KINDS[key].get(head.partition(":")[0].lower())
 
 
@@ -183,12 +184,12 @@ def _fill_names(draft: Combination, words: _Words) -> Combination:
         raise _unknown(key, draft)
     for key in _KINDS:
         extra = {name: draft.settings[name] for name in unknown if key == "strategy"}
-        texts[key], taken = _with_options(key, draft, extra, words.options[key])
-        used |= taken
+        texts[key], names = _with_options(key, draft, extra, words.options[key])
+        used |= names
     used |= {name for text in texts.values() for name in re.findall(r"{([^{}]*)}", text)}
     used |= set(re.findall(r"\w+", str(draft.settings.get("rate"))))  # as in "greedy / n"
     settings = {key: value for key, value in draft.settings.items() if key in _SETTINGS}
-    settings |= {key: _substituted(text, draft.settings) for key, text in texts.items()}
+    settings |= {key: _substitute(text, draft.settings) for key, text in texts.items()}
     values = {key: value for key, value in draft.values.items() if key in used}
     reduced = len(values) < len(draft.values)
     return draft._replace(values=values, settings=settings, reduced=reduced)
@@ -209,13 +210,13 @@ def _with_options(
     if key not in draft.values:
         foreign = known - takes
         options = [option for option in options if option.partition("=")[0] not in foreign]
-    taken = {name for name in extra if name in takes}
-    options += [f"{name}={extra[name]}" for name in sorted(taken)]
-    joint = "," if ":" in _substituted(head, draft.settings) else ":"
-    return (f"{head}{joint}{','.join(options)}" if options else head), taken
+    names = {name for name in extra if name in takes}
+    options += [f"{name}={extra[name]}" for name in sorted(names)]
+    joint = "," if ":" in _substitute(head, draft.settings) else ":"
+    return (f"{head}{joint}{','.join(options)}" if options else head), names
 
 
-def _substituted(text: str, values: Mapping[str, Any]) -> str:
+def _substitute(text: str, values: Mapping[str, Any]) -> str:
     for name, value in values.items():
         if name not in _SETTINGS:
             text = text.replace(f"{{{name}}}", str(value))
@@ -243,7 +244,7 @@ def _unknown(key: str, draft: Combination) -> BadInput:
 
 
 def _takes_bound(strategy: Strategy) -> bool:
-    """Whether the staleness bound of a strategy is its user's choice."""
+    """Return whether the staleness bound of a strategy is its user's choice."""
     return not strategy.synchronous and strategy.least_allowed(prefetch=False) is not None
 
 
@@ -253,12 +254,12 @@ def _in_rounds(strategy: Strategy) -> bool:
 
 def _set_bound(draft: Combination, strategy: Strategy, *, lenient: bool) -> Combination:
     """Set the bound in steps, None for no bound, in place of the file's value."""
-    given = draft.settings.get("staleness", USUAL)
+    value = draft.settings.get("staleness", USUAL)
     try:
-        bound = staleness_bound("staleness", given)
+        bound = staleness_bound("staleness", value)
     except BadInput:
         expected = f'a whole number of steps, "{NO_BOUND}" or "{USUAL}"'
-        raise BadInput("staleness", expected=expected, got=f"{given!r}") from None
+        raise BadInput("staleness", expected=expected, got=f"{value!r}") from None
     values = dict(draft.values)
     if values.get("staleness") == inf:
         values["staleness"] = NO_BOUND  # as rules and labels call it
@@ -293,21 +294,21 @@ def _refusal(draft: Combination, strategy: Strategy) -> str:
     return ""
 
 
-def _each_once(kept: Sequence[Combination]) -> tuple[list[Combination], list[LeftOut]]:
+def _each_once(combinations: Sequence[Combination]) -> tuple[list[Combination], list[LeftOut]]:
     """Of combinations that are the same after a reduction, the one that keeps most values.
 
     Those that were the same in the file stay: they are an error, which names both.
     """
     same: dict[str, list[Combination]] = {}
-    for draft in kept:
+    for draft in combinations:
         same.setdefault(repr(sorted(draft.settings.items())), []).append(draft)
-    found, left_out = list[Combination](), list[LeftOut]()
+    unique, left_out = list[Combination](), list[LeftOut]()
     for group in same.values():
         if not any(draft.reduced for draft in group):
-            found += group
+            unique += group
             continue
         first = max(group, key=lambda draft: len(draft.values))
-        found.append(first)
+        unique.append(first)
         reason = f"the same as {values_label(first.values)}"
         left_out += [LeftOut(draft.written, reason) for draft in group if draft is not first]
-    return found, left_out
+    return unique, left_out

@@ -63,9 +63,9 @@ class Mlp:
             for part in ("w", "b")
         ]
         self.table = DenseTable("mlp", tuple(tensors))
-        self._places = [
-            (slice(start, start + one.size), one.shape)
-            for one, start in zip(tensors, self.table.offsets, strict=True)
+        self._slices = [
+            (slice(start, start + tensor.size), tensor.shape)
+            for tensor, start in zip(tensors, self.table.offsets, strict=True)
         ]
         self._range = np.arange(batch)
 
@@ -73,9 +73,9 @@ class Mlp:
         arena = self.table.empty()
         dice = np.random.default_rng((seed, 3))
         for number, (inputs, outputs) in enumerate(self._layers):
-            place, _ = self._places[2 * number]
+            part, _ = self._slices[2 * number]
             drawn = dice.standard_normal(inputs * outputs, np.float32)
-            arena[place] = drawn * np.float32((2 / inputs) ** 0.5)
+            arena[part] = drawn * np.float32((2 / inputs) ** 0.5)
         return arena
 
     def batches(self, seed: int, worker: int) -> Iterator[Batch]:
@@ -92,7 +92,7 @@ class Mlp:
         x = self._data.train[batch].astype(np.float32)
         x *= np.float32(1 / 255)
         right = self._data.labels[batch]
-        parts = [weights[place].reshape(shape) for place, shape in self._places]
+        parts = [weights[part].reshape(shape) for part, shape in self._slices]
         activations = [x]
         for number in range(len(self._layers) - 1):
             hidden = activations[-1] @ parts[2 * number]
@@ -104,7 +104,7 @@ class Mlp:
         loss, slope = cross_entropy(scores, self._range, right)
         end = len(out)
         for number in reversed(range(len(self._layers))):
-            (weight, shape), (bias, _) = self._places[2 * number : 2 * number + 2]
+            (weight, shape), (bias, _) = self._slices[2 * number : 2 * number + 2]
             np.matmul(activations[number].T, slope, out=out[weight].reshape(shape))
             out[weight.stop : bias.start] = 0
             slope.sum(0, out=out[bias])
@@ -118,10 +118,10 @@ class Mlp:
     def measure(self, weights: Floats) -> Measurement:
         if not np.isfinite(weights).all():
             return Measurement(float("nan"), self.worst_error)
-        parts = [weights[place].reshape(shape) for place, shape in self._places]
+        parts = [weights[part].reshape(shape) for part, shape in self._slices]
         right = self._data.test_labels[: self._tested]
         with np.errstate(over="ignore", invalid="ignore"):
-            x = self._tested_images
+            x = self._test_images
             for number in range(len(self._layers) - 1):
                 x = np.maximum(x @ parts[2 * number] + parts[2 * number + 1], 0)
             scores = (x @ parts[-2] + parts[-1]).astype(np.float64)
@@ -131,10 +131,10 @@ class Mlp:
         return Measurement(float(losses.mean()), 100 * wrong)
 
     @property
-    def _tested_images(self) -> Floats:
-        return _scaled_tests(self._tested)
+    def _test_images(self) -> Floats:
+        return _scale_tests(self._tested)
 
 
 @cache
-def _scaled_tests(count: int) -> Floats:
+def _scale_tests(count: int) -> Floats:
     return mnist().test[:count].astype(np.float32) * np.float32(1 / 255)

@@ -77,47 +77,49 @@ def import_run(
     Where the folder has a sweep, the values select one of its points. Raises BadInput for a run
     without updates, for values of no point or of several, and for a name that is there already.
     """
-    kept = folder / IMPORTED / f"{_name(name or run.resolve().name)}.parquet"
-    if kept.exists():
+    target = folder / IMPORTED / f"{_name(name or run.resolve().name)}.parquet"
+    if target.exists():
         raise BadInput(
-            kept, expected="a new name", got="one that is there", hint="choose another --name"
+            target, expected="a new name", got="one that is there", hint="choose another --name"
         )
     table = read_record(run, SCHEMA.names)
-    found = ImportedRun(name=kept.stem, point=_point(folder, point), result=_result(run, table))
-    metadata = {_RUN: msgspec.msgpack.encode(found)}
+    run_imported = ImportedRun(
+        name=target.stem, point=_point(folder, point), result=_result(run, table)
+    )
+    metadata = {_RUN: msgspec.msgpack.encode(run_imported)}
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(kept, contended=True) as partial:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(target, contended=True) as partial:
             pq.write_table(table.replace_schema_metadata(metadata), partial)
     except OSError as error:
-        raise BadInput(kept, expected=f"to write the run, got: {error.strerror}") from None
-    return found
+        raise BadInput(target, expected=f"to write the run, got: {error.strerror}") from None
+    return run_imported
 
 
-def imported(folder: Path) -> list[ImportedRun]:
+def load_imported(folder: Path) -> list[ImportedRun]:
     """The imported runs of an experiment, by name; raises BadInput for a file that is not one."""
-    found = []
+    runs = []
     for path in sorted((folder / IMPORTED).glob("*.parquet")):
         try:
             metadata = pq.read_schema(path).metadata or {}
-            found.append(msgspec.msgpack.decode(metadata[_RUN], type=ImportedRun))
+            runs.append(msgspec.msgpack.decode(metadata[_RUN], type=ImportedRun))
         except (OSError, KeyError, pa.ArrowException, *UNDECODABLE):
             raise BadInput(path, expected="an imported run", got="another file") from None
-    return found
+    return runs
 
 
 def point_values(texts: Sequence[str]) -> dict[str, Any]:
     """The values in texts such as rate=0.1 or kind=asp: TOML's values, or else plain texts."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not key or not equals or key in found:
+        if not key or not equals or key in values:
             raise BadInput("point", expected="KEY=VALUE, each key once", got=f"{text!r}")
         try:
-            found[key] = tomllib.loads(f"value = {value}")["value"]
+            values[key] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
-            found[key] = value
-    return found
+            values[key] = value
+    return values
 
 
 def _name(name: str) -> str:
@@ -128,28 +130,28 @@ def _name(name: str) -> str:
     return name
 
 
-def _point(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _point(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the sweep's one point with those wanted; or these, where there is no sweep."""
     sweep = Folder(folder).sweep
     if not sweep.exists():
-        return dict(wanted)
+        return dict(values)
     points = [
         point
         for point in read_sweep(sweep, consent=True).points
-        if wanted.items() <= point.values.items()
+        if values.items() <= point.values.items()
     ]
     if len(points) != 1:
         number = f"{len(points)} points have" if points else "no point has"
         raise BadInput(
             "point",
             expected=f"values of one point of {sweep}",
-            got=f"{Point(dict(wanted), []).label}, which {number}",
+            got=f"{Point(dict(values), []).label}, which {number}",
         )
     return points[0].values
 
 
 def _result(run: Path, table: pa.Table) -> TrialResult:
-    """What the files of a run say of it, in the figures of a trial."""
+    """The result of a run by its files, in the figures of a trial."""
     first = table.filter(pc.equal(table["shard"], 0))
     counts: Columns = {n: first[n].to_numpy(zero_copy_only=False) for n in SCHEMA.names}
     if not len(counts["time"]):
@@ -226,8 +228,8 @@ def _seconds(counts: Columns) -> float:
 
 def _version_at(counts: Columns, samples: int) -> int:
     """The version once this number of samples had been applied."""
-    place = int(np.searchsorted(np.cumsum(counts["samples"]), samples, side="right"))
-    return int(counts["apply_version"][place - 1]) if place else 0
+    index = int(np.searchsorted(np.cumsum(counts["samples"]), samples, side="right"))
+    return int(counts["apply_version"][index - 1]) if index else 0
 
 
 def _error(accuracy: float | None) -> float:

@@ -20,7 +20,7 @@ _LEASE_S = 1e6  # nothing renews it, and nothing lets it run out
 
 
 class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is trained by what on which cluster.
+    """A job of the simulator: strategy, rule and cluster.
 
     The strategy must have its defaults for this number of workers (`for_workers`). `rule` and
     `rate` hold where the strategy brings none of its own; `bound` is the staleness bound in steps,

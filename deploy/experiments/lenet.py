@@ -33,15 +33,15 @@ class LeNetImages:
         with as_file(files("deploy") / "demo") as folder:
             solver = read_solver(folder / "lenet_solver.prototxt")
         self._trained, self._test = solver.train, solver.tests[0].net
-        self._own = threading.local()  # a model keeps buffers between calls
+        self._local = threading.local()  # a model keeps buffers between calls
         self.table = self._model.table
 
     @property
     def _model(self) -> CaffeModel:
         """This thread's model."""
-        if not hasattr(self._own, "model"):
-            self._own.model = CaffeModel(self._trained)
-        model: CaffeModel = self._own.model
+        if not hasattr(self._local, "model"):
+            self._local.model = CaffeModel(self._trained)
+        model: CaffeModel = self._local.model
         return model
 
     def start(self, seed: int) -> Floats:
@@ -68,8 +68,8 @@ class LeNetImages:
             for first in range(0, self._tested, _TESTED_TOGETHER):
                 rows = slice(first, min(first + _TESTED_TOGETHER, self._tested))
                 columns = _columns(data.test[rows], data.test_labels[rows])
-                found, many = model.outputs(laid, columns), rows.stop - rows.start
-                sums += many * np.array([found["loss"], 1 - found["accuracy"]])
+                outputs, many = model.outputs(laid, columns), rows.stop - rows.start
+                sums += many * np.array([outputs["loss"], 1 - outputs["accuracy"]])
                 counted += many
         loss, wrong = sums / counted
         return Measurement(float(loss), 100 * float(wrong))

@@ -36,8 +36,8 @@ class Logistic:
     def __init__(self, batch: int = 4, tested: int = 10_000) -> None:
         self.batch = batch
         self.table = DenseTable("l1", (TensorSpec("w", (FEATURES,)),))
-        self._rows, self._labels = _hashed(train=True)
-        tests, labels = _hashed(train=False)
+        self._rows, self._labels = _hash_features(train=True)
+        tests, labels = _hash_features(train=False)
         self._tests, self._test_labels = tests[:tested], labels[:tested]
 
     def start(self, seed: int) -> Floats:
@@ -70,7 +70,7 @@ class Logistic:
 
 
 @cache
-def _hashed(*, train: bool) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+def _hash_features(*, train: bool) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """The features of each image, (n, 49), and its label, 1 or -1."""
     data = mnist()
     images, digits = (data.train, data.labels) if train else (data.test, data.test_labels)
@@ -101,7 +101,7 @@ class Proximal(UpdateRule, frozen=True, tag="proximal"):
     def __post_init__(self) -> None:
         argument_checks.number("rule proximal: l1", self.l1, least=0, expected="0 or more")
 
-    def prepare(self, place: object = None) -> None:
+    def prepare(self, backend: object = None) -> None:
         """Nothing is compiled: the formula is NumPy's."""
 
     def apply(

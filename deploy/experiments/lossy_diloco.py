@@ -44,17 +44,17 @@ class LossyDiLoCo(DiLoCo, frozen=True, tag="lossy_diloco", kw_only=True):
         numbers = {worker_name(number): number for number in range(self.workers)}
         return structs.replace(self, number=numbers.get(name, 0))
 
-    def lost(self, window: int) -> list[bool]:
+    def draw_losses(self, window: int) -> list[bool]:
         """Which workers lose the exchange at the end of a window, counted from 0."""
         drawn = np.random.default_rng((self.seed, window, 5)).random(self.workers) < self.drop
-        return [bool(one) for one in drawn]
+        return [bool(loss) for loss in drawn]
 
     def on_pull(self, local: Local, pulled: Floats) -> None:
-        if not local.count or not self.lost(local.count // self.h - 1)[self.number]:
+        if not local.count or not self.draw_losses(local.count // self.h - 1)[self.number]:
             local.weights = pulled
 
     def contribution(self, local: Local) -> Floats:
         delta = super().contribution(local)
-        lost = self.lost(local.count // self.h - 1)
+        lost = self.draw_losses(local.count // self.h - 1)
         delta *= np.float32(0 if lost[self.number] else self.workers / lost.count(False))
         return delta

@@ -1,4 +1,4 @@
-"""What an experiment asks of a problem to train: weights, batches, gradients and a measurement.
+"""The protocol of a problem to train: weights, batches, gradients and a measurement.
 
 Batches are drawn with replacement from the whole training set, by a stream that seed and worker
 decide; so the data of a worker's n-th step does not depend on the order of events.
@@ -42,7 +42,7 @@ class Workload(Protocol):
         """Initial weights, an arena of the table."""
 
     def batches(self, seed: int, worker: int) -> Iterator[Batch]:
-        """What each gradient of a worker is computed from, without end."""
+        """The batches of a worker's gradients, without end."""
 
     def gradient(self, weights: Floats, batch: Batch, out: Floats) -> float:
         """Write the gradient at `weights` to `out`, zeros in the padding included; returns the
@@ -56,14 +56,14 @@ class Places:
     """Where the tensors of a table are in its arena, worked out once."""
 
     def __init__(self, table: DenseTable) -> None:
-        self._places = [
+        self._slices = [
             (tensor.name, slice(start, start + tensor.size), tensor.shape)
             for tensor, start in zip(table.tensors, table.offsets, strict=True)
         ]
 
     def views(self, arena: Floats) -> dict[str, Floats]:
         """A view of each tensor by name."""
-        return {name: arena[place].reshape(shape) for name, place, shape in self._places}
+        return {name: arena[part].reshape(shape) for name, part, shape in self._slices}
 
 
 def cross_entropy(scores: Floats, rows: Rows, right: NDArray[Any]) -> tuple[float, Floats]:

@@ -91,7 +91,7 @@ def compare(trial: Trial) -> Comparison:
     workload = workload_of(trial.workload, trial.batch, trial.tested)
     with threadpool_limits(1):
         run = run_real(trial, workload)
-        equal = replayed(run, workload).tobytes() == run.weights.tobytes()
+        equal = replay_run(run, workload).tobytes() == run.weights.tobytes()
         gradients = run.job.steps * trial.cluster.workers
         simulated = TrainingSimulation(run.job, workload).run(gradients).records
     return Comparison(run, equal, simulated, distance(run.records, simulated))
@@ -200,7 +200,7 @@ class Paced:
 # --- replay ---------------------------------------------------------------------------------------
 
 
-def replayed(run: RealRun, workload: Workload) -> Floats:
+def replay_run(run: RealRun, workload: Workload) -> Floats:
     """The weights that the recorded turns of a run lead to in the simulator.
 
     Raises BadInput for records that the job cannot have made.
@@ -210,10 +210,10 @@ def replayed(run: RealRun, workload: Workload) -> Floats:
     return replay.weights()
 
 
-def measured(run: RealRun, workload: Workload, look_every: int) -> list[CurvePoint]:
+def measure_course(run: RealRun, workload: Workload, look_every: int) -> list[CurvePoint]:
     """Measurements of a real run's weights about every `look_every` updates, from its replay.
 
-    Their times are those of the record. Raises BadInput as `replayed` does.
+    Their times are those of the record. Raises BadInput as `replay_run` does.
     """
     replay = _Replay.of(run, workload)
     replay.follow(run.records, look_every)
@@ -224,7 +224,7 @@ class _Replay(TrainingSimulation):
     """A simulation in which pulls and pushes wait for their recorded turn."""
 
     def __init__(self, job: SimulatedJob, workload: Workload) -> None:
-        self._held: dict[bytes, deque[Send]] = defaultdict(deque)
+        self._delayed: dict[bytes, deque[Send]] = defaultdict(deque)
         super().__init__(job, workload)
         self.curve = [self._curve_point()]
 
@@ -238,7 +238,7 @@ class _Replay(TrainingSimulation):
         """Hold pulls and pushes; registration has no turn."""
         for send in sends:
             if isinstance(send.message, Pull | Push):
-                self._held[route].append(send)
+                self._delayed[route].append(send)
             else:
                 self.arrive(route, shard, [send])
 
@@ -247,17 +247,17 @@ class _Replay(TrainingSimulation):
         names = {worker_name(number): number for number in range(len(self.workers))}
         numbers = [names[name.decode()] for name in records["worker"]]
         reads = self._reads(numbers, records["read_version"].tolist())
-        times, place = records["time"].tolist(), 0
+        times, begin = records["time"].tolist(), 0
         passes = records["pass_pushes"].tolist()
         if passes and min(passes) < 1:
             raise BadInput("replay: pass_pushes", expected="1 or more", got=min(passes))
-        while place < len(numbers):
+        while begin < len(numbers):
             self._answer_pulls(reads)
-            end = place + passes[place]
-            self._push(numbers[place:end])
-            place = end
+            end = begin + passes[begin]
+            self._push(numbers[begin:end])
+            begin = end
             if look_every and self.shards[0].version >= self.curve[-1].updates + look_every:
-                self.curve.append(self._curve_point()._replace(seconds=times[place - 1] - times[0]))
+                self.curve.append(self._curve_point()._replace(seconds=times[begin - 1] - times[0]))
 
     def _reads(self, numbers: list[int], versions: list[int]) -> dict[int, deque[int]]:
         """The version that each worker's pulls were answered at, in order."""
@@ -274,13 +274,13 @@ class _Replay(TrainingSimulation):
             )
         every = 1 if strategy.exchanges else share
         first = [0] if strategy.exchanges else []  # the pull that no push follows
-        found = {number: [*first] for number in range(len(self.workers))}
+        pushes = {number: [*first] for number in range(len(self.workers))}
         pushed: dict[int, int] = defaultdict(int)
         for number, version in zip(numbers, versions, strict=True):
             if pushed[number] % every == 0:
-                found[number].append(version)
+                pushes[number].append(version)
             pushed[number] += 1
-        return {number: deque(read) for number, read in found.items()}
+        return {number: deque(read) for number, read in pushes.items()}
 
     def _answer_pulls(self, reads: dict[int, deque[int]]) -> None:
         """Answer the pulls that read the present version; several, where a worker only pulled."""
@@ -288,11 +288,11 @@ class _Replay(TrainingSimulation):
         while answered:
             answered = False
             for number, versions in reads.items():
-                held = self._held[route_of(number)]
-                pulls = held and isinstance(held[0].message, Pull)
+                delayed = self._delayed[route_of(number)]
+                pulls = delayed and isinstance(delayed[0].message, Pull)
                 if pulls and versions and versions[0] == self.shards[0].version:
                     versions.popleft()
-                    self.arrive(route_of(number), 0, [held.popleft()])
+                    self.arrive(route_of(number), 0, [delayed.popleft()])
                     self._compute()
                     answered = True
 
@@ -300,10 +300,10 @@ class _Replay(TrainingSimulation):
         """Let a shard apply the pushes that it applied in one pass: their sum rounds otherwise."""
         arrivals = []
         for number in numbers:
-            held = self._held[route_of(number)]
-            if not held or not isinstance(held[0].message, Push):
+            delayed = self._delayed[route_of(number)]
+            if not delayed or not isinstance(delayed[0].message, Push):
                 raise BadInput(f"{worker_name(number)}: the record has a turn that its job has not")
-            send = held.popleft()
+            send = delayed.popleft()
             message, frames = cast(Any, send.message), cast(Any, send.frames)
             arrivals.append(Arrival(route_of(number), message, frames))
         self.answer(0, self.shards[0].handle_together(arrivals, self.clock.now))

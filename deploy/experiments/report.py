@@ -13,10 +13,10 @@ import numpy as np
 from deploy.experiments import charts
 from deploy.experiments.accept_rules import staleness_distance
 from deploy.experiments.charts import Series
-from deploy.experiments.combinations import shown_value
-from deploy.experiments.imported_runs import ImportedRun, imported
+from deploy.experiments.combinations import show_value
+from deploy.experiments.imported_runs import ImportedRun, load_imported
 from deploy.experiments.runner import Folder, judge_sweep
-from deploy.experiments.shapes.base import ShapeOutcome, kept
+from deploy.experiments.shapes.base import ShapeOutcome, load_outcomes
 from deploy.experiments.statistics import mean_interval
 from deploy.experiments.sweeps import RATES, Point, Rates, Sweep, read_rates, read_sweep
 from deploy.experiments.trials import TrialResult
@@ -49,8 +49,8 @@ class Measured(NamedTuple):
     results: list[TrialResult | None]
 
     @property
-    def found(self) -> list[TrialResult]:
-        return [one for one in self.results if one is not None]
+    def present(self) -> list[TrialResult]:
+        return [result for result in self.results if result is not None]
 
 
 def write_report(path: Path, out: Path) -> int:
@@ -59,7 +59,7 @@ def write_report(path: Path, out: Path) -> int:
     Raises BadInput for a folder with none of them.
     """
     folder = Folder(path)
-    outcomes, real = kept(path), imported(path)
+    outcomes, real = load_outcomes(path), load_imported(path)
     parts = ["<h1>Staleness experiments</h1>"]
     if outcomes:
         parts += _shapes(outcomes)
@@ -89,27 +89,27 @@ def write_report(path: Path, out: Path) -> int:
 def _shapes(outcomes: Sequence[ShapeOutcome]) -> list[str]:
     rows = [
         (
-            f"{one.number}{' (control)' if one.control else ''}",
-            one.title,
-            one.preset,
+            f"{outcome.number}{' (control)' if outcome.control else ''}",
+            outcome.title,
+            outcome.preset,
             check.claim,
             check.published,
             check.measured,
             check.verdict,
         )
-        for one in outcomes
-        for check in one.checks
+        for outcome in outcomes
+        for check in outcome.checks
     ]
     verdicts = [
         (
-            f"{one.number}{' (control)' if one.control else ''}",
-            one.title,
-            one.source,
-            one.verdict,
-            f"{len(one.trials)} + {one.tuned}",
-            f"{one.cpu_s:.0f}",
+            f"{outcome.number}{' (control)' if outcome.control else ''}",
+            outcome.title,
+            outcome.source,
+            outcome.verdict,
+            f"{len(outcome.trials)} + {outcome.tuned}",
+            f"{outcome.cpu_s:.0f}",
         )
-        for one in outcomes
+        for outcome in outcomes
     ]
     parts = [
         "<h2>Verdicts</h2>",
@@ -117,7 +117,9 @@ def _shapes(outcomes: Sequence[ShapeOutcome]) -> list[str]:
         "<h2>Checks</h2>",
         _table(("shape", "title", "preset", "rule", "published", "measured", "verdict"), rows),
     ]
-    parts += [f"<h3>Shape {one.number}: trials</h3>{_trials(one.trials)}" for one in outcomes]
+    parts += [
+        f"<h3>Shape {outcome.number}: trials</h3>{_trials(outcome.trials)}" for outcome in outcomes
+    ]
     return parts
 
 
@@ -141,27 +143,30 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
                 "updates",
                 "diverged",
             ),
-            (_point_row(one, keys) for one in points),
+            (_point_row(point, keys) for point in points),
         ),
     ]
     if rates := read_rates(folder.path / RATES):
         parts += ["<h3>Rates chosen on seeds of their own</h3>", _rates(rates)]
     if sweep.expect:
-        rows = [(one.rule, one.measured, one.verdict) for one in judge_sweep(sweep, folder.path)]
+        rows = [
+            (judgement.rule, judgement.measured, judgement.verdict)
+            for judgement in judge_sweep(sweep, folder.path)
+        ]
         parts += ["<h3>Rules</h3>", _table(("rule", "measured", "verdict"), rows)]
-    drawn = _spread([one for one in points if one.found])
+    drawn = _spread([point for point in points if point.present])
     if drawn:
-        left = len(points) - len(drawn)
-        if left:
-            parts.append(f"<p>Curves of {_DRAWN} points; {left} more are in tables.</p>")
+        undrawn = len(points) - len(drawn)
+        if undrawn:
+            parts.append(f"<p>Curves of {_DRAWN} points; {undrawn} more are in tables.</p>")
         parts += [
             *(
-                charts.lines([_curve(one, over) for one in drawn], over, "error %")
+                charts.lines([_curve(point, over) for point in drawn], over, "error %")
                 for over in ("gradients", "seconds", "updates")
             ),
-            charts.bars([_histogram(one) for one in drawn], "staleness", "share of updates"),
+            charts.bars([_histogram(point) for point in drawn], "staleness", "share of updates"),
         ]
-    results = [result for one in points for result in one.found]
+    results = [result for point in points for result in point.present]
     parts += [
         f"<h3>Trials</h3>{_trials(results)}{_failures(folder, sweep)}",
         f"<h3>The sweep (sha256 {digest})</h3><pre>{escape(sweep.text)}</pre>",
@@ -172,57 +177,66 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
 
 def _rates(rates: Rates) -> str:
     rows = [
-        (one.level, f"{one.best:g}", f"{one.greedy:g}", f"{one.error:.2f}", one.trials, one.cpu_s)
-        for one in rates.values()
+        (
+            tuned.level,
+            f"{tuned.best:g}",
+            f"{tuned.greedy:g}",
+            f"{tuned.error:.2f}",
+            tuned.trials,
+            tuned.cpu_s,
+        )
+        for tuned in rates.values()
     ]
     return _table(("point", "best", "greedy", "error % of best", "trials", "CPU s"), rows)
 
 
 def _spread(points: Sequence[Measured]) -> list[Measured]:
     """At most as many points as a chart takes, from the first to the last."""
-    places = np.linspace(0, len(points) - 1, min(len(points), _DRAWN)).round().astype(int)
-    return [points[place] for place in places]
+    indices = np.linspace(0, len(points) - 1, min(len(points), _DRAWN)).round().astype(int)
+    return [points[index] for index in indices]
 
 
-def _point_row(one: Measured, keys: Sequence[str]) -> list[str]:
-    given = one.point.values
-    values = [shown_value(given[key]) if key in given else "-" for key in keys] or ["all"]
-    found = one.found
-    if not found:
+def _point_row(measured: Measured, keys: Sequence[str]) -> list[str]:
+    values_of_point = measured.point.values
+    values = [
+        show_value(values_of_point[key]) if key in values_of_point else "-" for key in keys
+    ] or ["all"]
+    results = measured.present
+    if not results:
         return [*values, *["-"] * 8]
 
-    def shown(figures: Iterable[float]) -> str:
+    def show_mean(figures: Iterable[float]) -> str:
         known = [figure for figure in figures if math.isfinite(figure)]
         return str(mean_interval(known)) if known else "not finite"
 
     return [
         *values,
-        shown(result.error for result in found),
-        shown(result.curve[-1].loss for result in found),
-        shown(result.mean_staleness for result in found),
-        shown(result.compute_share for result in found),
-        shown(result.wait_share for result in found),
-        shown(result.seconds for result in found),
-        shown(float(result.updates) for result in found),
-        f"{sum(result.diverged_at is not None for result in found)} of {len(found)}",
+        show_mean(result.error for result in results),
+        show_mean(result.curve[-1].loss for result in results),
+        show_mean(result.mean_staleness for result in results),
+        show_mean(result.compute_share for result in results),
+        show_mean(result.wait_share for result in results),
+        show_mean(result.seconds for result in results),
+        show_mean(float(result.updates) for result in results),
+        f"{sum(result.diverged_at is not None for result in results)} of {len(results)}",
     ]
 
 
-def _curve(one: Measured, over: str) -> Series:
+def _curve(measured: Measured, over: str) -> Series:
     """The mean error of the seeds, at the measurements that all of them reached."""
-    length = min(len(result.curve) for result in one.found)
+    length = min(len(result.curve) for result in measured.present)
     points = [
         (
-            float(np.mean([getattr(result.curve[at], over) for result in one.found])),
-            float(np.mean([result.curve[at].error for result in one.found])),
+            float(np.mean([getattr(result.curve[at], over) for result in measured.present])),
+            float(np.mean([result.curve[at].error for result in measured.present])),
         )
         for at in range(length)
     ]
-    return Series(one.point.label, points)
+    return Series(measured.point.label, points)
 
 
-def _histogram(one: Measured) -> Series:
-    return _shares(one.point.label, one.found)
+def _histogram(measured: Measured) -> Series:
+    return _shares(measured.point.label, measured.present)
 
 
 def _failures(folder: Folder, sweep: Sweep) -> str:
@@ -236,14 +250,14 @@ def _failures(folder: Folder, sweep: Sweep) -> str:
 
 def _real(folder: Folder, runs: Sequence[ImportedRun]) -> list[str]:
     """Imported runs, and their staleness over that of the simulated trials of their points."""
-    simulated = _simulated(folder)
+    simulated = _load_simulated(folder)
     rows: list[list[str]] = []
     drawn: list[str] = []
-    for label in dict.fromkeys(one.label for one in runs):
-        here = [one for one in runs if one.label == label]
+    for label in dict.fromkeys(run.label for run in runs):
+        runs_of_point = [run for run in runs if run.label == label]
         others = simulated.get(label, [])
-        rows += [_real_row(run, others) for run in here]
-        series = [_shares(f"real, {label}", [run.result for run in here])]
+        rows += [_real_row(run, others) for run in runs_of_point]
+        series = [_shares(f"real, {label}", [run.result for run in runs_of_point])]
         if others:
             series.append(_shares(f"simulated, {label}", others))
         drawn.append(charts.bars(series, "staleness", "share of updates"))
@@ -254,13 +268,13 @@ def _real(folder: Folder, runs: Sequence[ImportedRun]) -> list[str]:
     return ["<h2>Real runs</h2>", _table(heading, rows), *drawn[:_DRAWN]]
 
 
-def _simulated(folder: Folder) -> dict[str, list[TrialResult]]:
+def _load_simulated(folder: Folder) -> dict[str, list[TrialResult]]:
     """The simulated trials of a folder, by the label of their point."""
     if not folder.sweep.exists():
         return {}
     points = read_sweep(folder.sweep, consent=True).points
     return {
-        point.label: [found for trial in point.trials if (found := folder.load(trial))]
+        point.label: [result for trial in point.trials if (result := folder.load(trial))]
         for point in points
     }
 
@@ -298,18 +312,18 @@ def _shares(name: str, results: Sequence[TrialResult]) -> Series:
 def _trials(results: Iterable[TrialResult]) -> str:
     rows = [
         (
-            one.trial.id,
-            one.trial.seed,
-            one.trial.strategy,
-            f"{one.trial.rate:g}",
-            one.trial.cluster.workers,
-            f"{one.error:.2f}",
-            f"{one.mean_staleness:.2f}",
-            one.updates,
-            f"{one.seconds:.5g}",
-            "" if one.diverged_at is None else f"at update {one.diverged_at}",
+            result.trial.id,
+            result.trial.seed,
+            result.trial.strategy,
+            f"{result.trial.rate:g}",
+            result.trial.cluster.workers,
+            f"{result.error:.2f}",
+            f"{result.mean_staleness:.2f}",
+            result.updates,
+            f"{result.seconds:.5g}",
+            "" if result.diverged_at is None else f"at update {result.diverged_at}",
         )
-        for one in results
+        for result in results
     ]
     heading = ("trial", "seed", "strategy", "rate", "workers", "error %", "staleness", "updates")
     return _table((*heading, "seconds", "diverged"), rows)

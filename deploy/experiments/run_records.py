@@ -16,17 +16,17 @@ def read_record(path: Path, columns: Sequence[str]) -> pa.Table:
 
     Raises BadInput for anything else, and for a record without one of the columns.
     """
-    place = path / UPDATES if (path / UPDATES).exists() else path
-    if place.is_dir() and parts_of(place):
-        return pa.Table.from_batches(read_updates(place, columns))
-    if not place.is_file():
+    source = path / UPDATES if (path / UPDATES).exists() else path
+    if source.is_dir() and parts_of(source):
+        return pa.Table.from_batches(read_updates(source, columns))
+    if not source.is_file():
         raise BadInput(path, expected=f"a run folder or its {UPDATES}", got="neither")
     try:
-        known = pq.read_schema(place).names
+        known = pq.read_schema(source).names
         missing = [name for name in columns if name not in known]
         if missing:
-            raise BadInput(place, expected=f"a column {missing[0]}", got=", ".join(known))
-        return pq.read_table(place, columns=list(columns))
+            raise BadInput(source, expected=f"a column {missing[0]}", got=", ".join(known))
+        return pq.read_table(source, columns=list(columns))
     except (OSError, pa.ArrowException, *UNDECODABLE) as error:
         reason = str(error).partition("\n")[0]
-        raise BadInput(place, expected=f"a record of updates, got: {reason}") from None
+        raise BadInput(source, expected=f"a record of updates, got: {reason}") from None

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import structs
 
-from deploy.experiments.accept_rules import Judged, PointResults
+from deploy.experiments.accept_rules import Judgement, PointResults
 from deploy.experiments.sweeps import Sweep
 from deploy.experiments.training_simulation import CurvePoint
 from deploy.experiments.trial_limits import TrialLimits
@@ -50,7 +50,7 @@ _CURVE = pa.schema(
 
 
 class SweepStatus(NamedTuple):
-    """How far a sweep has come; `stale` files are of other settings or another build."""
+    """The progress of a sweep; `stale` files are of other settings or another build."""
 
     trials: int
     done: int
@@ -58,9 +58,10 @@ class SweepStatus(NamedTuple):
     stale: int
 
     def __str__(self) -> str:
-        left = self.trials - self.done
-        return f"{self.done} of {self.trials} trials done, {left} left ({self.failed} failed)" + (
-            f"; {self.stale} results of other settings or another build" if self.stale else ""
+        remaining = self.trials - self.done
+        return (
+            f"{self.done} of {self.trials} trials done, {remaining} left ({self.failed} failed)"
+            + (f"; {self.stale} results of other settings or another build" if self.stale else "")
         )
 
 
@@ -102,11 +103,11 @@ class Folder:
             (self.path / part).mkdir(parents=True, exist_ok=True)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Hold the folder; raises BadInput if another runner does."""
-        with (self.path / "lock").open("w") as held:
+        with (self.path / "lock").open("w") as lock_file:
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BadInput(f"{self.path}: another runner is at work on this sweep") from None
             yield
@@ -117,13 +118,13 @@ class Folder:
         rest = structs.replace(result, curve=[], cpu_s=0.0)
         table = pa.Table.from_pylist(curve, _CURVE)
         table = table.replace_schema_metadata({_RESULT: msgspec.json.encode(rest)})
-        kept = self.result(result.trial.id)
+        target = self.result(result.trial.id)
         try:
-            with whole_file(kept, contended=True) as partial_file:
+            with whole_file(target, contended=True) as partial_file:
                 pq.write_table(table, partial_file)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else error
-            raise BadFolder(f"{kept}: expected to write a result, got: {reason}") from None
+            raise BadFolder(f"{target}: expected to write a result, got: {reason}") from None
 
     def load(self, trial: Trial) -> TrialResult | None:
         """The result of a trial; None if there is none, or its file is torn."""
@@ -148,12 +149,12 @@ class Folder:
     def cost(self) -> dict[str, float]:
         """The CPU seconds of trials, by id."""
         lines = (self.path / "costs.csv").read_text().splitlines() if self._has_costs() else []
-        found = {}
+        costs = {}
         for line in lines:
             trial, _, seconds = line.partition(",")
             with suppress(ValueError):  # a kill may have cut the last line
-                found[trial] = float(seconds)
-        return found
+                costs[trial] = float(seconds)
+        return costs
 
     def note_cost(self, trial: str, cpu_s: float) -> None:
         with (self.path / "costs.csv").open("a") as out:
@@ -170,15 +171,15 @@ def run_sweep(
     folder = Folder(path)
     folder.create(sweep)
     labels = sweep.labels
-    with folder.locked():
+    with folder.lock():
         for torn in (path / "trials").glob(f".*{PARTIAL}"):
             torn.unlink()
-        left = [trial for trial in sweep.trials if folder.load(trial) is None]
-        done = len(sweep.trials) - len(left)
+        remaining = [trial for trial in sweep.trials if folder.load(trial) is None]
+        done = len(sweep.trials) - len(remaining)
         if done:
             note(f"{done} of {len(sweep.trials)} trials are done already")
         for number, (trial, failure, cpu_s) in enumerate(
-            run_in_folder(folder, sweep.limits, left, jobs), done + 1
+            run_in_folder(folder, sweep.limits, remaining, jobs), done + 1
         ):
             folder.note_cost(trial, cpu_s)
             ended = f"failed: {failure}" if failure else f"done in {cpu_s:.1f} CPU s"
@@ -189,40 +190,40 @@ def run_sweep(
 def estimate_s(sweep: Sweep, path: Path) -> float:
     """The CPU seconds that the trials left need, by what others cost, or by a short run."""
     folder = Folder(path)
-    left = [trial for trial in sweep.trials if folder.load(trial) is None]
-    if not left:
+    remaining = [trial for trial in sweep.trials if folder.load(trial) is None]
+    if not remaining:
         return 0.0
     cost = folder.cost()
     known = [(trial.gradients, cost[trial.id]) for trial in sweep.trials if trial.id in cost]
     if not known:
-        short = structs.replace(left[0], gradients=300, look_every=0)
+        short = structs.replace(remaining[0], gradients=300, look_every=0)
         run_trial(structs.replace(short, gradients=1))  # loads the data
         known = [(300, run_trial(short).cpu_s)]
     per_gradient = sum(cpu_s for _, cpu_s in known) / sum(gradients for gradients, _ in known)
-    return per_gradient * sum(trial.gradients for trial in left)
+    return per_gradient * sum(trial.gradients for trial in remaining)
 
 
-def judge_sweep(sweep: Sweep, path: Path) -> list[Judged]:
+def judge_sweep(sweep: Sweep, path: Path) -> list[Judgement]:
     """Judge the sweep's accept rules by the results in its folder."""
     folder = Folder(path)
     points = []
     for point in sweep.points if sweep.expect else ():
-        found = [folder.load(trial) for trial in point.trials]
-        whole = [one for one in found if one is not None]
-        points.append(PointResults(point.values, whole if len(whole) == len(found) else []))
+        results = [folder.load(trial) for trial in point.trials]
+        whole = [result for result in results if result is not None]
+        points.append(PointResults(point.values, whole if len(whole) == len(results) else []))
     return [rule.judge(points) for rule in sweep.expect]
 
 
 def run_in_folder(
-    folder: Folder, limits: TrialLimits, left: list[Trial], jobs: int
+    folder: Folder, limits: TrialLimits, trials: list[Trial], jobs: int
 ) -> Iterator[tuple[str, str, float]]:
     """Run trials: their ids, why they failed if they did, and their CPU seconds."""
     run = partial(run_and_save, folder.path, limits)
-    if jobs <= 1 or len(left) <= 1:
-        yield from map(run, left)
+    if jobs <= 1 or len(trials) <= 1:
+        yield from map(run, trials)
         return
-    with multiprocessing.get_context("spawn").Pool(min(jobs, len(left))) as pool:
-        yield from pool.imap_unordered(run, left)
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(trials))) as pool:
+        yield from pool.imap_unordered(run, trials)
 
 
 def run_and_save(path: Path, limits: TrialLimits, trial: Trial) -> tuple[str, str, float]:
@@ -231,7 +232,7 @@ def run_and_save(path: Path, limits: TrialLimits, trial: Trial) -> tuple[str, st
     reason = ""
     for _ in range(2):
         try:
-            with limits.enforced():
+            with limits.enforce():
                 result = run_trial(trial)
             folder.save(result)
         except BadFolder:

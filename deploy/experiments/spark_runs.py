@@ -20,7 +20,7 @@ from deploy.experiments.agreement import Agreement, agreement
 from deploy.experiments.cluster import worker_name
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.problem import Workload
-from deploy.experiments.real_runs import Paced, RealRun, check_steady, replayed
+from deploy.experiments.real_runs import Paced, RealRun, check_steady, replay_run
 from deploy.experiments.training_simulation import Course, TrainingSimulation
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
@@ -48,7 +48,7 @@ KS, WASSERSTEIN, POINTS = 0.05, 0.25, 0.5
 class SparkComparison(NamedTuple):
     """A run through Spark, and the simulation of the same trial; `error` is the run's in percent.
 
-    `replayed` is whether its recorded turns lead the simulator to the same weights, bit for bit;
+    `replay_run` is whether its recorded turns lead the simulator to the same weights, bit for bit;
     None for a trial that cannot be replayed, such as one with several shards.
     """
 
@@ -60,7 +60,7 @@ class SparkComparison(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether staleness and error differ by no more than the design's limits."""
+        """True if staleness and error differ by no more than the design's limits."""
         return (
             self.replayed is not False
             and self.records.distance <= KS
@@ -92,11 +92,11 @@ def compare_with_spark(
         course = TrainingSimulation(run.job, workload).run(gradients)
         error = workload.measure(run.weights).error
         try:
-            same = replayed(run, workload).tobytes() == run.weights.tobytes()
+            same = replay_run(run, workload).tobytes() == run.weights.tobytes()
         except BadInput:
             same = None
-    found = agreement(run.records, course.records)
-    return SparkComparison(run, same, course, found, error)
+    measured = agreement(run.records, course.records)
+    return SparkComparison(run, same, course, measured, error)
 
 
 def run_with_spark(
@@ -138,18 +138,18 @@ def run_with_spark(
         observer=recorder,
     )
     seconds = time.monotonic() - began
-    records = _renamed(np.concatenate(recorder.records), workers)
+    records = _rename_workers(np.concatenate(recorder.records), workers)
     return RealRun(job, records, outcome.weights, seconds, _overruns(trial, records))
 
 
-def write_run(found: SparkComparison, folder: Path) -> None:
+def write_run(comparison: SparkComparison, folder: Path) -> None:
     """Write the record and the error of a run as a run folder, for `exp import`."""
     folder.mkdir(parents=True)
-    run = found.run
+    run = comparison.run
     with UpdatesWriter(folder / UPDATES, job=run.job.strategy.name, seed=run.job.seed) as writer:
         writer.write([run.records])
     samples = int(run.records["samples"].sum())
-    figures = {"accuracy": 1 - found.error / 100}
+    figures = {"accuracy": 1 - comparison.error / 100}
     EvaluationsFile(folder / EVALUATIONS).add(
         Evaluation(run.job.steps, samples, run.seconds, figures)
     )
@@ -184,7 +184,7 @@ class _Recorder:
 
 
 def _train(trial: Trial, ctx: Context) -> None:
-    """What a task runs: the trial's worker of its rank."""
+    """Run a task: the trial's worker of its rank."""
     workload = workload_of(trial.workload, trial.batch, trial.tested)
     job = structs.replace(trial.job(), steps=trial.gradients // trial.cluster.workers)
     worker = Paced(
@@ -199,15 +199,17 @@ def _await_workers(ctx: Context, workers: int) -> None:
     with AdminClient(ctx.job.cluster) as admin:
         while True:
             (status, *_) = admin.status()
-            there = sum(one.standing is Standing.ACTIVE for one in status.workers)
-            if there >= workers:
+            present = sum(
+                worker_status.standing is Standing.ACTIVE for worker_status in status.workers
+            )
+            if present >= workers:
                 return
             if time.monotonic() > until:
-                raise GiveUp(f"expected {workers} workers within {_START_S:g} s, got {there}")
+                raise GiveUp(f"expected {workers} workers within {_START_S:g} s, got {present}")
             time.sleep(_POLL_S)
 
 
-def _renamed(records: NDArray[np.void], workers: int) -> NDArray[np.void]:
+def _rename_workers(records: NDArray[np.void], workers: int) -> NDArray[np.void]:
     """The records with the names that the simulator's workers have, for a replay."""
     for number in range(workers):
         records["worker"][records["worker"] == f"w{number}".encode()] = worker_name(number)

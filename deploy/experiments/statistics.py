@@ -35,7 +35,9 @@ class Interval(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        mean, low, high = (f"{one:.3g}" if abs(one) < 1000 else f"{one:.0f}" for one in self)
+        mean, low, high = (
+            f"{figure:.3g}" if abs(figure) < 1000 else f"{figure:.0f}" for figure in self
+        )
         return f"{mean} [{low}, {high}]"
 
 
@@ -43,12 +45,12 @@ def mean_interval(
     values: ArrayLike, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
     """The mean of independent values, one a seed or differences of pairs, and its interval."""
-    given = np.asarray(values, np.float64)
-    low, high = bootstrap_means(given[None], level=level, resamples=resamples, seed=seed)
-    return Interval(float(given.mean()), float(low[0]), float(high[0]))
+    array = np.asarray(values, np.float64)
+    low, high = bootstrap_means(array[None], level=level, resamples=resamples, seed=seed)
+    return Interval(float(array.mean()), float(low[0]), float(high[0]))
 
 
-def paired(first: ArrayLike, second: ArrayLike, *, level: float = 0.95) -> Interval:
+def interval_of_pairs(first: ArrayLike, second: ArrayLike, *, level: float = 0.95) -> Interval:
     """The mean of `first - second`, two lists for the same seeds, and its interval."""
     return mean_interval(np.subtract(first, second), level=level)
 
@@ -100,9 +102,9 @@ def _student(t: float, freedom: int) -> float:
 
 
 def equivalent(first: ArrayLike, second: ArrayLike, margin: float) -> tuple[bool, Interval]:
-    """Whether two one-sided tests at 5 % show a mean difference within the margin; and the 90 %
+    """True if two one-sided tests at 5 % show a mean difference within the margin; and the 90 %
     interval that says so."""
-    interval = paired(first, second, level=0.9)
+    interval = interval_of_pairs(first, second, level=0.9)
     return -margin < interval.low and interval.high < margin, interval
 
 
@@ -112,7 +114,7 @@ class TargetTimes(NamedTuple):
     values: tuple[float, ...]
 
     @property
-    def censored(self) -> int:
+    def misses(self) -> int:
         return sum(map(math.isinf, self.values))
 
     @property
@@ -123,7 +125,7 @@ class TargetTimes(NamedTuple):
 
     def __str__(self) -> str:
         text = f"{self.median:.4g}"
-        return f"{text} ({self.censored} of {len(self.values)} censored)" if self.censored else text
+        return f"{text} ({self.misses} of {len(self.values)} censored)" if self.misses else text
 
 
 def slope(levels: Sequence[float], values: Sequence[Sequence[float]]) -> Interval:

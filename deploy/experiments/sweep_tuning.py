@@ -24,7 +24,7 @@ TUNING = "tuning"
 
 
 class _Score(NamedTuple):
-    """What the search reads of a trial; one that failed is worse than any."""
+    """The score of a trial, for the search; one that failed is worse than any."""
 
     error: float
 
@@ -41,15 +41,15 @@ def tune_sweep(
     sweep = read_sweep(folder.sweep, consent=True)  # some rates may be there already
     if not sweep.levels:
         return sweep
-    with folder.locked():
+    with folder.lock():
         rates: Rates = dict(read_rates(path / RATES))
         for key, (label, level) in sweep.levels.items():
             tried = _Tried(Folder(path / TUNING), sweep.limits, jobs)
-            (found,), count = choose_rates([level], tried.run)
-            if not math.isfinite(found.error):
+            (tuned,), count = choose_rates([level], tried.run)
+            if not math.isfinite(tuned.error):
                 raise BadInput(label, expected="a rate to choose", got=tried.failure)
-            rates[key] = ChosenRates(label, *found, count, round(tried.cpu_s, 3))
-            note(f"{label}: rates: best {found.best:g}, greedy {found.greedy:g}, {count} trials")
+            rates[key] = ChosenRates(label, *tuned, count, round(tried.cpu_s, 3))
+            note(f"{label}: rates: best {tuned.best:g}, greedy {tuned.greedy:g}, {count} trials")
             try:
                 write_whole(path / RATES, msgspec.json.encode(rates))
             except GiveUp as error:
@@ -72,11 +72,11 @@ class _Tried:
     def run(self, trials: Sequence[Trial]) -> list[_Score]:
         """The errors of trials, in their order."""
         folder = self._folder
-        left = [one for one in trials if folder.load(one) is None]
-        for trial, failure, cpu_s in run_in_folder(folder, self._limits, left, self._jobs):
+        missing = [trial for trial in trials if folder.load(trial) is None]
+        for trial, failure, cpu_s in run_in_folder(folder, self._limits, missing, self._jobs):
             folder.note_cost(trial, cpu_s)
             self.failure = failure or self.failure
         costs = folder.cost()
-        self.cpu_s += sum(costs.get(one.id, 0.0) for one in trials)
-        found = [folder.load(one) for one in trials]
-        return [_Score(math.inf if one is None else one.error) for one in found]
+        self.cpu_s += sum(costs.get(trial.id, 0.0) for trial in trials)
+        results = [folder.load(trial) for trial in trials]
+        return [_Score(math.inf if result is None else result.error) for result in results]

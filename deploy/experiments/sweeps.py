@@ -111,11 +111,11 @@ class Sweep(NamedTuple):
 
     @property
     def levels(self) -> dict[str, tuple[str, Trial]]:
-        """What rates have yet to be chosen for, by id, with the label of a point of it."""
+        """The levels whose rates have yet to be chosen, by id, with the label of a point of it."""
         return {
-            one.level.id: (Point(_without_rate(one.values), []).label, one.level)
-            for one in self.points
-            if one.level
+            point.level.id: (Point(_without_rate(point.values), []).label, point.level)
+            for point in self.points
+            if point.level
         }
 
 
@@ -130,11 +130,11 @@ def read_sweep(path: Path, *, consent: bool = False) -> Sweep:
     """
     text, rates = path.read_text(), read_rates(path.with_name(RATES))
     try:
-        given = tomllib.loads(text)
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(path, expected=f"TOML: {error}") from None
     try:
-        return _sweep(given, text, consent, rates)
+        return _sweep(table, text, consent, rates)
     except BadInput as error:
         # The strategies' errors speak of a job's bound by its full name.
         text = re.sub("^staleness bound: ", "staleness: ", str(error))
@@ -149,20 +149,20 @@ def read_rates(path: Path) -> Rates:
         return {}
 
 
-def _sweep(given: dict[str, Any], text: str, consent: bool, rates: Rates) -> Sweep:
-    name = given.get("name")
+def _sweep(table: dict[str, Any], text: str, consent: bool, rates: Rates) -> Sweep:
+    name = table.get("name")
     if not isinstance(name, str) or not name or not all(c.isalnum() or c in "-_" for c in name):
         raise BadInput("name", expected="letters, digits, - and _", got=f"{name!r}")
-    seeds = _seeds(given.get("seeds", [0, 2]))
-    combinations, left_out = read_combinations(given)
+    seeds = _seeds(table.get("seeds", [0, 2]))
+    combinations, left_out = read_combinations(table)
     count = len(combinations) * len(seeds)
     if count > MAX_TRIALS and not consent:
         raise BadInput(f"expected at most {MAX_TRIALS} trials without --yes, got {count}")
-    found = [_point(combination, seeds, rates) for combination in combinations]
+    points = [_point(combination, seeds, rates) for combination in combinations]
     known: dict[str, str] = {}
-    for combination, point in zip(combinations, found, strict=True):
+    for combination, point in zip(combinations, points, strict=True):
         point.trials[0].check()
-        for trial in point.trials if _chosen_rate(combination) is None else ():
+        for trial in point.trials if _parse_rate_choice(combination) is None else ():
             if trial.id in known:
                 raise BadInput(
                     f"trial {trial.id}",
@@ -170,28 +170,28 @@ def _sweep(given: dict[str, Any], text: str, consent: bool, rates: Rates) -> Swe
                     got=f"two: {point.label}, seed {trial.seed}, and {known[trial.id]}",
                 )
             known[trial.id] = f"{point.label}, seed {trial.seed}"
-    expect = _converted("expect", given.get("expect", []), list[Expectation])
+    expect = _convert("expect", table.get("expect", []), list[Expectation])
     for number, rule in enumerate(expect):
         try:
-            rule.check([point.values for point in found])
+            rule.check([point.values for point in points])
         except BadInput as error:
             raise error.within(f"expect[{number}]") from None
-    limits = _converted("limits", given.get("limits", {}), TrialLimits)
-    return Sweep(name, found, text, expect, limits, left_out)
+    limits = _convert("limits", table.get("limits", {}), TrialLimits)
+    return Sweep(name, points, text, expect, limits, left_out)
 
 
-def _converted(what: str, given: object, kind: type[Value]) -> Value:
+def _convert(label: str, value: object, kind: type[Value]) -> Value:
     """A part of the file as a value of `kind`."""
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise BadInput(_sentence(what, error)) from None
+        raise BadInput(_sentence(label, error)) from None
 
 
-def _sentence(what: str, error: msgspec.ValidationError) -> str:
-    """An error of a value inside `what`, or of a whole trial, with the keys that it may have."""
+def _sentence(label: str, error: msgspec.ValidationError) -> str:
+    """An error of a value inside `label`, or of a whole trial, with the keys that it may have."""
     message, _, where = str(error).partition(" - at `$")
-    where = f"{what}{where.rstrip('`')}".removeprefix(".")
+    where = f"{label}{where.rstrip('`')}".removeprefix(".")
     _, unknown, key = message.partition("Object contains unknown field ")
     if unknown:
         part = where.rpartition(".")[2].partition("[")[0]
@@ -199,16 +199,16 @@ def _sentence(what: str, error: msgspec.ValidationError) -> str:
     return f"{where or 'trial'}: {message[0].lower()}{message[1:]}"
 
 
-def _seeds(given: object) -> range:
-    match given:
+def _seeds(value: object) -> range:
+    match value:
         case [int(first), int(last)] if 0 <= first <= last:
             return range(first, last + 1)
-    raise BadInput("seeds", expected="[first, last], such as [0, 9]", got=f"{given!r}")
+    raise BadInput("seeds", expected="[first, last], such as [0, 9]", got=f"{value!r}")
 
 
 def _point(combination: Combination, seeds: range, rates: Rates) -> Point:
     values, settings = combination.values, combination.settings
-    chosen = _chosen_rate(combination)
+    chosen = _parse_rate_choice(combination)
     if chosen is None:
         return Point(values, _trials(settings, seeds))
     reserved = sorted(set(seeds) & set(TUNING_SEEDS))
@@ -224,26 +224,26 @@ def _point(combination: Combination, seeds: range, rates: Rates) -> Point:
     if level.id not in rates:
         return Point(values, trials, level)
     value = getattr(rates[level.id], rate) * factor
-    return Point(values, [structs.replace(one, rate=value) for one in trials])
+    return Point(values, [structs.replace(trial, rate=value) for trial in trials])
 
 
-def _chosen_rate(combination: Combination) -> tuple[str, float] | None:
+def _parse_rate_choice(combination: Combination) -> tuple[str, float] | None:
     """Which rate is to be chosen, best or greedy, and the factor on it; None for a number."""
-    given = combination.settings.get("rate")
-    if not isinstance(given, str):
+    text = combination.settings.get("rate")
+    if not isinstance(text, str):
         return None
-    found = re.fullmatch(r"(best|greedy)(?:\s*([*/])\s*(\S+))?", given.strip())
-    factor = None if found is None else _number(found[3] or "1", combination.values)
-    if found is None or factor is None or not factor > 0:
+    match = re.fullmatch(r"(best|greedy)(?:\s*([*/])\s*(\S+))?", text.strip())
+    factor = None if match is None else _number(match[3] or "1", combination.values)
+    if match is None or factor is None or not factor > 0:
         raise BadInput(
             "rate",
             expected=(
                 "a number, or best or greedy with * or / and a number or a name "
                 "of the sweep, such as greedy / n"
             ),
-            got=f"{given!r}",
+            got=f"{text!r}",
         )
-    return found[1], 1 / factor if found[2] == "/" else factor
+    return match[1], 1 / factor if match[2] == "/" else factor
 
 
 def _number(text: str, values: Mapping[str, Any]) -> float | None:

@@ -57,21 +57,21 @@ class Timing(NamedTuple):
 
 
 class TimedWorker:
-    """What the simulator keeps of a worker.
+    """The state of a worker in the simulator.
 
-    `own` is the clock that its session counts, `clock` the one that counts at the gate; `base` is
+    `session_clock` is what its session counts, `clock` the one that counts at the gate; `base` is
     the version that the steps not pushed yet were computed from. `turn` numbers its plans: an
     arrival of an earlier one is ignored.
     """
 
     __slots__ = (
-        "acks", "base", "clock", "draw", "exchanging", "in_round", "link", "name", "number", "own",
-        "pushed_at", "read", "step", "turn", "unpushed", "wait_s",
+        "acks", "base", "clock", "draw", "exchanging", "in_round", "link", "name", "number",
+        "pushed_at", "read", "session_clock", "step", "turn", "unpushed", "wait_s",
     )  # fmt: skip
 
     def __init__(self, number: int, draw: Iterator[float], link: Link | None) -> None:
         self.number, self.name, self.draw, self.link = number, worker_name(number), draw, link
-        self.step = self.unpushed = self.own = self.clock = self.base = self.read = 0
+        self.step = self.unpushed = self.session_clock = self.clock = self.base = self.read = 0
         self.turn = self.acks = 0
         self.wait_s = 0.0
         self.in_round = self.exchanging = False
@@ -186,7 +186,7 @@ class TimingSimulation:
             pushes, push = strategy.pushes(step), _NONE
             if pushes and strategy.exchanges:
                 worker.exchanging = True
-                self._send(worker, at, _NONE, worker.own)
+                self._send(worker, at, _NONE, worker.session_clock)
                 return
             if pushes:
                 push = self._count_push(worker)
@@ -197,16 +197,16 @@ class TimingSimulation:
                 return
 
     def _count_push(self, worker: TimedWorker) -> int:
-        worker.own += self._ticks or worker.unpushed
+        worker.session_clock += self._ticks or worker.unpushed
         worker.unpushed = 0
-        return worker.own
+        return worker.session_clock
 
     def _pull_clock(self, worker: TimedWorker) -> int:
         """The clock of the last step that the weights will serve, as the step machine asks."""
         if self._ticks:
-            return worker.own
+            return worker.session_clock
         period = self._strategy.fetch_period
-        return worker.own + worker.unpushed + period - worker.step % period - 1
+        return worker.session_clock + worker.unpushed + period - worker.step % period - 1
 
     # --- what the shard does ----------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class TimingSimulation:
         self._round = []
         self.version = before + 1
         reached = max(max(pushed, member.clock + 1) for member, pushed, _ in members)
-        for member, pushed, read in sorted(members, key=lambda one: one[0].name):
+        for member, pushed, read in sorted(members, key=lambda entry: entry[0].name):
             self._note(member, pushed, before, read)
             member.in_round = False
         if self._backups:

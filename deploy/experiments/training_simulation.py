@@ -179,14 +179,14 @@ class TrainingSimulation:
     def answer(self, shard: int, outs: Sequence[Outgoing]) -> None:
         """Send a shard's answers on their way, those to one worker together."""
         if len(outs) == 1 and outs[0].to in self._routes:  # the usual case, at no cost
-            self._routes[outs[0].to].answered(shard, outs)
+            self._routes[outs[0].to].carry_answers(shard, outs)
             return
         answers: dict[bytes, list[Outgoing]] = defaultdict(list)
         for out in outs:
             answers[out.to].append(out)
         for receiver, together in answers.items():
             if receiver in self._routes:  # a worker that was killed hears nothing any more
-                self._routes[receiver].answered(shard, together)
+                self._routes[receiver].carry_answers(shard, together)
 
     # --- kills and returns ------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class TrainingSimulation:
 
 
 class Streams(NamedTuple):
-    """What a worker draws from, over all its incarnations; a link for each shard."""
+    """A worker's random streams, and its link to each shard; both outlive restarts."""
 
     times: Iterator[float]
     ages: Iterator[int]
@@ -258,7 +258,7 @@ class SimulatedTrainee:
         self.machine = self._machine(0, 0)
         self.streams: Streams = Streams.of(world, number) if former is None else former.streams
         self._links = self.streams.links
-        self._kept: deque[machine.WeightsPulled] = deque(maxlen=job.cluster.delays + 1)
+        self._pulls: deque[machine.WeightsPulled] = deque(maxlen=job.cluster.delays + 1)
         self._batch: Batch | None = None
         self._wants = self.machine.wants()
         self._asked: int | None = None  # the request for the weights that the machine waits for
@@ -291,7 +291,7 @@ class SimulatedTrainee:
         for shard, together in by_shard.items():
             self._world.carry(self.route, shard, together, self._links[shard])
 
-    def answered(self, shard: int, outs: Sequence[Outgoing]) -> None:
+    def carry_answers(self, shard: int, outs: Sequence[Outgoing]) -> None:
         """Carry a shard's answers to this worker."""
         link, clock = self._links[shard], self._world.clock
         if link is None:
@@ -311,7 +311,7 @@ class SimulatedTrainee:
                 if isinstance(event, Pulled) and event.request == self._asked:
                     self._asked = None
                     self._waited_s += event.waited_s
-                    self._resume(self._pulled(event))
+                    self._resume(self._keep_pull(event))
                 elif isinstance(event, Ready):
                     if event.step:
                         self.machine = self._machine(event.clock, event.step)
@@ -325,14 +325,14 @@ class SimulatedTrainee:
         if self._outbox:
             self._send()
 
-    def _pulled(self, event: Pulled) -> machine.WeightsPulled:
+    def _keep_pull(self, event: Pulled) -> machine.WeightsPulled:
         arena = np.empty(self._world.floats, np.float32)
         for shard, sent in enumerate(event.frames):
             self._world.map.fill(arena, shard, sent)
-        self._kept.appendleft(machine.WeightsPulled(arena, event.versions))
-        if len(self._kept) == 1:
-            return self._kept[0]
-        return self._kept[min(next(self.streams.ages), len(self._kept) - 1)]
+        self._pulls.appendleft(machine.WeightsPulled(arena, event.versions))
+        if len(self._pulls) == 1:
+            return self._pulls[0]
+        return self._pulls[min(next(self.streams.ages), len(self._pulls) - 1)]
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -369,9 +369,9 @@ class SimulatedTrainee:
         loss = world.workload.gradient(want.weights, self._batch, gradient)
         computed = machine.GradientComputed(gradient, loss)
         takes_s = next(self.streams.times)
-        world.clock.after(takes_s, self._computed, computed, takes_s)
+        world.clock.after(takes_s, self._finish_step, computed, takes_s)
 
-    def _computed(self, computed: machine.GradientComputed, took_s: float) -> None:
+    def _finish_step(self, computed: machine.GradientComputed, took_s: float) -> None:
         if not self.alive:
             return
         self._world.gradients += 1
@@ -403,5 +403,5 @@ def route_of(number: int, incarnation: int = 0) -> bytes:
 
 def _bytes(messages: Sequence[Send | Outgoing]) -> int:
     """The bytes of messages that travel together."""
-    frames: list[Any] = [frame for one in messages for frame in one.frames]
+    frames: list[Any] = [frame for message in messages for frame in message.frames]
     return HEADER_BYTES * len(messages) + sum(memoryview(frame).nbytes for frame in frames)

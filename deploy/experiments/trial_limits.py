@@ -30,24 +30,24 @@ class TrialLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             argument_checks.whole("limits: memory_mb", self.memory_mb, 1)
 
     @contextmanager
-    def enforced(self) -> Iterator[None]:
+    def enforce(self) -> Iterator[None]:
         """Enforce the limits on the code inside, in the main thread of a process.
 
         Raises TimeoutError or MemoryError beyond them.
         """
-        with self._time_enforced(), self._memory_enforced():
+        with self._limit_time(), self._limit_memory():
             yield
 
     @contextmanager
-    def _time_enforced(self) -> Iterator[None]:
+    def _limit_time(self) -> Iterator[None]:
         if self.time_s is None:
             yield
             return
 
-        def expired(_: int, __: FrameType | None) -> None:
+        def raise_timeout(_: int, __: FrameType | None) -> None:
             raise TimeoutError(f"limits: time_s: expected at most {self.time_s:g} s, got more")
 
-        former = signal.signal(signal.SIGALRM, expired)
+        former = signal.signal(signal.SIGALRM, raise_timeout)
         signal.setitimer(signal.ITIMER_REAL, self.time_s)
         try:
             yield
@@ -56,7 +56,7 @@ class TrialLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             signal.signal(signal.SIGALRM, former)
 
     @contextmanager
-    def _memory_enforced(self) -> Iterator[None]:
+    def _limit_memory(self) -> Iterator[None]:
         if self.memory_mb is None:
             yield
             return

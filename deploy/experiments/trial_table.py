@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deploy.experiments.accept_rules import FIGURES
-from deploy.experiments.imported_runs import imported
+from deploy.experiments.imported_runs import load_imported
 from deploy.experiments.runner import Folder
-from deploy.experiments.shapes.base import kept
+from deploy.experiments.shapes.base import load_outcomes
 from deploy.experiments.sweeps import read_sweep
 from deploy.experiments.trials import TrialResult
 from shards.errors import BadInput
@@ -39,13 +39,13 @@ def _rows(path: Path) -> Iterator[list[object]]:
     folder = Folder(path)
     if folder.sweep.exists():
         for trial in read_sweep(folder.sweep, consent=True).trials:
-            if found := folder.load(trial):
-                yield _row("sweep", trial.id, found)
-    for outcome in kept(path):
+            if trial_result := folder.load(trial):
+                yield _row("sweep", trial.id, trial_result)
+    for outcome in load_outcomes(path):
         origin = f"shape {outcome.number}{' control' if outcome.control else ''}"
         for result in outcome.trials:
             yield _row(origin, result.trial.id, result)
-    for run in imported(path):
+    for run in load_imported(path):
         yield _row("real", run.name, run.result)
 
 

@@ -105,7 +105,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trial came to. `curve` are its measurements, the last one at its end.
+    """The result of a trial. `curve` are its measurements, the last one at its end.
 
     `staleness` counts the updates of each staleness from 0. `seconds` are of the virtual clock;
     `compute_share` and `wait_share` are the workers' shares of them in steps and at the gate, and
@@ -190,7 +190,7 @@ def run_trial(trial: Trial) -> TrialResult:
     )
 
 
-def seeded(trial: Trial, seed: int) -> Trial:
+def with_seed(trial: Trial, seed: int) -> Trial:
     return structs.replace(trial, seed=seed)
 
 
@@ -217,15 +217,15 @@ def rule_named(text: str) -> Rule:
     kinds = RULE_KINDS
     if name not in kinds:
         return rule_of("rule", text)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for option in options.split(",") if options else ():
         field, _, value = option.partition("=")
         if field not in kinds[name].__struct_fields__:
             known = ", ".join(kinds[name].__struct_fields__) or "none"
             raise BadInput(f"rule {name}: unknown option {field!r}; its options are {known}")
-        found[field] = value
+        values[field] = value
     try:
-        rule: Rule = msgspec.convert(found, kinds[name], strict=False)
+        rule: Rule = msgspec.convert(values, kinds[name], strict=False)
         return rule
     except msgspec.ValidationError as error:
         raise BadInput(f"rule {name}: {error}") from None

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from msgspec import structs
 
-from deploy.experiments.trials import Trial, seeded
+from deploy.experiments.trials import Trial, with_seed
 
 TUNING_SEEDS = (100, 101, 102)
 _POWERS = (-8, 12)  # of the rates that are tried, the second one excluded
@@ -34,11 +34,11 @@ class RateSearch:
     def __init__(self) -> None:
         self.errors: dict[int, list[float]] = {}
 
-    def wanted(self) -> list[tuple[int, int]]:
+    def next_trials(self) -> list[tuple[int, int]]:
         """The next powers and seeds to try; none at the end."""
         return self._coarse() or self._fine()
 
-    def chosen(self) -> Tuned:
+    def result(self) -> Tuned:
         best, greedy = self._best_and_greedy(self._whole())
         return Tuned(rate_of(best), rate_of(greedy), float(np.mean(self.errors[best])))
 
@@ -67,7 +67,7 @@ class RateSearch:
 
     def _whole(self) -> dict[int, list[float]]:
         """The powers that all seeds have been tried with."""
-        return {k: found for k, found in self.errors.items() if len(found) == len(TUNING_SEEDS)}
+        return {k: errors for k, errors in self.errors.items() if len(errors) == len(TUNING_SEEDS)}
 
     @staticmethod
     def _best_and_greedy(whole: dict[int, list[float]]) -> tuple[int, int]:
@@ -76,7 +76,9 @@ class RateSearch:
         if not np.isfinite(values).all():  # of failed trials only
             return best, best
         limit = values.mean() + values.std(ddof=1) / math.sqrt(len(values))
-        return best, max(power for power, found in whole.items() if float(np.mean(found)) <= limit)
+        return best, max(
+            power for power, errors in whole.items() if float(np.mean(errors)) <= limit
+        )
 
 
 class Scored(Protocol):
@@ -95,19 +97,19 @@ def choose_rates(
     `run` returns the results of trials, in their order.
     """
     searches, count = [RateSearch() for _ in levels], 0
-    while wanted := [
-        (place, power, seed)
-        for place, search in enumerate(searches)
-        for power, seed in search.wanted()
+    while requests := [
+        (level, power, seed)
+        for level, search in enumerate(searches)
+        for power, seed in search.next_trials()
     ]:
         trials = [
-            seeded(structs.replace(levels[place], rate=rate_of(power)), seed)
-            for place, power, seed in wanted
+            with_seed(structs.replace(levels[index], rate=rate_of(power)), seed)
+            for index, power, seed in requests
         ]
-        for (place, power, _), found in zip(wanted, run(trials), strict=True):
-            searches[place].errors.setdefault(power, []).append(found.error)
+        for (index, power, _), score in zip(requests, run(trials), strict=True):
+            searches[index].errors.setdefault(power, []).append(score.error)
         count += len(trials)
-    return [search.chosen() for search in searches], count
+    return [search.result() for search in searches], count
 
 
 def rate_of(power: int) -> float:
@@ -115,6 +117,6 @@ def rate_of(power: int) -> float:
 
 
 def _past(known: dict[int, list[float]]) -> bool:
-    """Whether the two largest rates so far are far worse than the best."""
+    """Return whether the two largest rates so far are far worse than the best."""
     means = [float(np.mean(errors)) for errors in known.values()]
     return len(means) > 2 and min(means[-2:]) > max(2 * min(means), min(means) + 5)

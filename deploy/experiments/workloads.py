@@ -1,4 +1,4 @@
-"""What experiments train: small problems in NumPy, with real gradients, by name."""
+"""The workloads of experiments: small problems in NumPy, with real gradients, by name."""
 
 import hashlib
 from collections.abc import Iterator

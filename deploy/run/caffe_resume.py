@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deploy.run.infer import fitted
+from deploy.run.infer import fit_net
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.manifest import save_snapshot
 from ps.storage import open_store
@@ -18,27 +18,27 @@ from worker.caffe.weights import Floats, read_weights
 
 
 def adopt(
-    state: Path, place: Path, solver: Path, weights: Path | None, data: Path | None, workers: int
+    state: Path, folder: Path, solver: Path, weights: Path | None, data: Path | None, workers: int
 ) -> str:
-    """Write the snapshot into `place`, by the state's iteration; returns its name.
+    """Write the snapshot into `folder`, by the state's iteration; returns its name.
 
     Without `weights` they are in the file that the state names, which is looked for next to the
     state, too. `data` is needed if the net does not state the shape of a row. Raises BadInput.
     """
-    found, read = read_solver_state(state), read_solver(solver)
-    net = read.train if data is None else fitted(read.train, data, "train")[1]
+    solver_state, read = read_solver_state(state), read_solver(solver)
+    net = read.train if data is None else fit_net(read.train, data, "train")[1]
     model = CaffeModel(net)
     needed = {tensor.name for tensor in model.table.tensors}
-    file = _weights_of(found, state) if weights is None else weights
+    file = _weights_of(solver_state, state) if weights is None else weights
     arena, _ = read_weights(file, model.net, model.initial(0), needed)
-    arrays = slots_of(found, model.table, read.rule, str(state)) | {WEIGHTS: arena}
-    name = str(found.iteration)
-    if name in SnapshotCatalog(place):
-        raise BadInput(place, expected=f"a place without a snapshot {name}", got="one with it")
+    arrays = slots_of(solver_state, model.table, read.rule, str(state)) | {WEIGHTS: arena}
+    name = str(solver_state.iteration)
+    if name in SnapshotCatalog(folder):
+        raise BadInput(folder, expected=f"a place without a snapshot {name}", got="one with it")
     layout = Layout((model.table,))
     save_snapshot(
-        open_store(place).below(name),
-        [_shard_state(found, read, model, arrays, workers)],
+        open_store(folder).below(name),
+        [_shard_state(solver_state, read, model, arrays, workers)],
         layout=layout,
         shard_map=cut_evenly(layout, 1),
         rules=(str(read.rule.__struct_config__.tag),),
@@ -85,4 +85,4 @@ def _shard_state(
         ledger=ledger,
         updates={table.name: steps},
     )
-    return ShardState(saved, {array_name(table.name, what): a for what, a in arrays.items()})
+    return ShardState(saved, {array_name(table.name, array): a for array, a in arrays.items()})

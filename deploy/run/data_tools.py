@@ -1,4 +1,4 @@
-"""What `downpour data` does: looks at data, converts it, and computes its mean."""
+"""The work of `downpour data`: inspect data, convert it, and compute its mean."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -76,15 +76,15 @@ def inspect(data: Path, options: ReadOptions, sheet: Path | None = None) -> Insp
     labels: dict[int, int] = {}
     samples: dict[int, list[Images]] = {}
     sums, rows, bounds, kind, shape = np.zeros(2), 0, (np.inf, -np.inf), "", source.shape
-    for images, found in arrays(source, options):
+    for images, labels_of_batch in arrays(source, options):
         kind, shape, rows = str(images.dtype), images.shape[1:], rows + len(images)
         values = images.astype(np.float64)
         sums += values.sum(), np.square(values).sum()
         bounds = min(bounds[0], float(values.min())), max(bounds[1], float(values.max()))
-        for label, count in zip(*np.unique(found, return_counts=True), strict=True):
+        for label, count in zip(*np.unique(labels_of_batch, return_counts=True), strict=True):
             labels[int(label)] = labels.get(int(label), 0) + int(count)
         if sheet is not None:
-            _sample(samples, images, found)
+            _sample(samples, images, labels_of_batch)
     if not rows:
         raise BadInput(data, expected="rows", got="none")
     mean, square = sums / (rows * prod(shape))
@@ -188,14 +188,14 @@ def _to_idx(source: ImageSource, out: Path, options: ReadOptions) -> int:
     if channels != 1 or source.schema.field("data").type != pa.binary():
         raise BadInput(f"{out}: IDX", expected="grey images of bytes", got=f"{channels} channels")
     out.mkdir(parents=True)
-    found = list(arrays(source, options))
-    height, width = found[0][0].shape[2:]
-    labels = np.concatenate([part for _, part in found])
+    batches = list(arrays(source, options))
+    height, width = batches[0][0].shape[2:]
+    labels = np.concatenate([part for _, part in batches])
     if labels.min() < 0 or labels.max() > _BYTES:
         raise BadInput(f"{out}: IDX", expected="labels in [0, 255]", got=f"up to {labels.max()}")
     with (out / f"{prefix}-images-idx3-ubyte").open("wb") as file:
         file.write(pack(">4I", 2051, len(labels), height, width))
-        for images, _ in found:
+        for images, _ in batches:
             file.write(images.tobytes())
     header = pack(">2I", 2049, len(labels))
     labels_file = out / f"{prefix}-labels-idx1-ubyte"
@@ -242,7 +242,7 @@ def _write_sheet(path: Path, samples: dict[int, list[Images]]) -> None:
         top = gap + row * (_CELL + gap)
         draw.text((8, top + _CELL // 2 - 6), str(label), fill="black")
         for column, image in enumerate(images):
-            cell = Image.fromarray(_drawn(image)).resize((_CELL, _CELL), Image.Resampling.BICUBIC)
+            cell = Image.fromarray(_to_rgb(image)).resize((_CELL, _CELL), Image.Resampling.BICUBIC)
             sheet.paste(cell, (margin + column * (_CELL + gap), top))
     try:
         sheet.save(path)
@@ -250,7 +250,7 @@ def _write_sheet(path: Path, samples: dict[int, list[Images]]) -> None:
         raise BadInput(f"{path}: cannot be written as a picture: {error}") from None
 
 
-def _drawn(image: Images) -> NDArray[np.uint8]:
+def _to_rgb(image: Images) -> NDArray[np.uint8]:
     """An image (c, h, w) as RGB (h, w, 3) bytes; other channels than BGR are shown as grey."""
     values = image.astype(np.float64)
     if image.dtype != np.uint8:

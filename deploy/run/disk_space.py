@@ -39,10 +39,10 @@ def check_room(needs: Mapping[Path, int]) -> None:
 def free_bytes(folder: Path) -> int | None:
     """The free bytes for a user's files on the disk of a folder; None if not known."""
     try:
-        found = os.statvfs(existing(folder))
+        statistics = os.statvfs(existing(folder))
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize if found.f_blocks else None
+    return statistics.f_bavail * statistics.f_frsize if statistics.f_blocks else None
 
 
 def megabytes(size: int) -> str:

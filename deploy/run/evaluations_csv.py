@@ -59,7 +59,7 @@ def read_evaluations(path: Path) -> list[Evaluation]:
     """Read the results in an `evaluations.csv`; raises BadInput for an invalid file."""
     try:
         with path.open(newline="") as file:
-            return [_tested(row) for row in csv.DictReader(file, strict=True)]
+            return [_parse_row(row) for row in csv.DictReader(file, strict=True)]
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, csv.Error) as error:
@@ -71,6 +71,6 @@ def _short(value: float) -> str:
     return f"{value:.7g}"
 
 
-def _tested(row: dict[str, str]) -> Evaluation:
+def _parse_row(row: dict[str, str]) -> Evaluation:
     figures = {name: float(value) for name, value in row.items() if name not in COLUMNS and value}
     return Evaluation(int(row["iteration"]), int(row["samples"]), float(row["seconds"]), figures)

@@ -44,10 +44,10 @@ def finish(
         workers=inputs.settings.workers,
         staleness_bound=inputs.settings.staleness,
         seconds=outcome.seconds,
-        kept=observer.updates.kept,
+        earlier=observer.updates.earlier,
         earlier_s=observer.updates.earlier_s,
         fresh_samples=observer.updates.fresh_samples,
-        left=outcome.former_statuses,
+        former=outcome.former_statuses,
     )
     # Remove the weights of an earlier stop, which would not belong to the new summary.
     for path in (folder.weights, folder.caffemodel):
@@ -122,19 +122,19 @@ def with_hint(settings: TrainSettings, outcome: Outcome) -> Iterator[None]:
 # --- a run to resume that has taken all its steps -------------------------------------------------
 
 
-def summary_of_end(run: Path, found: LoadedSnapshot) -> Summary | None:
+def summary_of_end(run: Path, snapshot: LoadedSnapshot) -> Summary | None:
     """The summary of the run that ended with this snapshot; None if it has not written one."""
     try:
         summary = msgspec.json.decode((run / SUMMARY).read_bytes(), type=Summary)
     except (OSError, *UNDECODABLE):
         return None
-    updates = min(part.version for part in found.manifest.parts)
+    updates = min(part.version for part in snapshot.manifest.parts)
     return summary if summary.updates == updates and writer_of(run) is None else None
 
 
 def complete(
     inputs: Inputs,
-    found: LoadedSnapshot,
+    snapshot: LoadedSnapshot,
     summary: Summary,
     display: Callable[[], AbstractContextManager[Progress]],
 ) -> Summary:
@@ -154,7 +154,7 @@ def complete(
     ):
         if inputs.test is not None:
             progress.starting("the test")
-        weights = whole_weights(found.states, found.manifest.layout, found.manifest.map)
+        weights = whole_weights(snapshot.states, snapshot.manifest.layout, snapshot.manifest.map)
         tests = EvaluationsFile(folder.evaluations, upto=inputs.job.plan.steps)
         drawable = folder.updates.is_dir()
         return _conclude(
@@ -164,7 +164,7 @@ def complete(
             folder,
             tests,
             tests.add,
-            progress.tested,
+            progress.show_test_progress,
             test=True,
             draw=drawable,
         )

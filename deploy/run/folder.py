@@ -64,10 +64,12 @@ _LOCK = ".lock"
 class RunFolder:
     """An open run folder: a context manager that unlocks it. Use `create` or `resume` to open."""
 
-    def __init__(self, path: Path, lock: int, made: Sequence[Path], former: bytes | None) -> None:
-        """`made`: the folders that this run created; `former`: the earlier run's settings."""
+    def __init__(
+        self, path: Path, lock: int, created: Sequence[Path], former: bytes | None
+    ) -> None:
+        """`created`: the folders that this run created; `former`: the earlier run's settings."""
         self.path = path
-        self._made = made
+        self._created = created
         self._former = former
         self._begun = False
         self.settings = path / SETTINGS
@@ -91,13 +93,13 @@ class RunFolder:
         for one on a disk that is full, fails or is read-only. A run that ends before its shards
         have started removes what is created here.
         """
-        above = next(place for place in (path, *path.parents) if place.exists())
+        above = next(folder for folder in (path, *path.parents) if folder.exists())
         if not above.is_dir():
             got = "a file" if above == path else f"one below the file {above}"
             raise BadInput(
                 f"run folder {path}", expected="a new folder", got=got, hint="choose another --out"
             )
-        made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        created = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             content = content_of(path)
@@ -112,7 +114,7 @@ class RunFolder:
             )
         if content is not None:
             raise BadInput(f"run folder {path}", expected="a new folder", got=f"one with {content}")
-        return cls._open(path, settings, made)
+        return cls._open(path, settings, created)
 
     @classmethod
     def resume(cls, path: Path, settings: Mapping[str, object]) -> "RunFolder":
@@ -136,15 +138,15 @@ class RunFolder:
         cls,
         path: Path,
         settings: Mapping[str, object],
-        made: Sequence[Path] = (),
+        created: Sequence[Path] = (),
         former: bytes | None = None,
     ) -> "RunFolder":
         try:
             lock = lock_folder(path)
         except GiveUp:
-            _remove(made)
+            _remove(created)
             raise
-        folder = cls(path, lock, made, former)
+        folder = cls(path, lock, created, former)
         try:
             write_whole(folder.settings, checked_json.encode(settings), private=True)
         except BaseException:
@@ -162,7 +164,7 @@ class RunFolder:
         for path in (self.settings, self.cluster, self.path / _LOCK):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.logs, ignore_errors=True)
-        _remove(self._made)
+        _remove(self._created)
 
     def open_updates(
         self, *, job: str, seed: int, part_s: float, restored: Sequence[int] | None = None
@@ -214,7 +216,7 @@ class RunFolder:
 
 
 def content_of(path: Path) -> str | None:
-    """What keeps a new run from using an existing folder: A_RUN, or the name of another file.
+    """The obstacle to a new run in an existing folder: A_RUN, or the name of another file.
 
     None if nothing does. Raises OSError for a folder that cannot be read.
     """
@@ -258,10 +260,10 @@ def _in_use(path: Path) -> BadInput:
     )
 
 
-def _remove(made: Sequence[Path]) -> None:
+def _remove(folders: Sequence[Path]) -> None:
     """Remove those folders that are empty, starting with the innermost."""
     with suppress(OSError):
-        for folder in made:
+        for folder in folders:
             folder.rmdir()
 
 

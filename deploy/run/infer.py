@@ -56,7 +56,7 @@ def run_test(
     `device` is a device as in `worker.training.device_selection`. It is computed in this process,
     or `on` a Spark. A reader leaves out up to `skip_images` images that cannot be decoded.
     """
-    wanted = parse_device(device)
+    request = parse_device(device)
     read = read_solver(solver)
     if not read.tests:
         raise BadInput(
@@ -64,22 +64,24 @@ def run_test(
         )
     figures: dict[str, float] = {}
     for number, test in enumerate(read.tests):
-        found = _tested(test.net, weights, _seen(data, on), wanted, device, on, skip_images)
-        figures |= {name_of(name, number): value for name, value in found.items()}
+        outputs = _test_net(
+            test.net, weights, _resolve_for_tasks(data, on), request, device, on, skip_images
+        )
+        figures |= {name_of(name, number): value for name, value in outputs.items()}
     return figures
 
 
-def _tested(
+def _test_net(
     tested: Description,
     weights: Path,
     data: Path | None,
-    wanted: DeviceRequest,
+    request: DeviceRequest,
     device: str,
     on: OnSpark | None,
     skip_images: int,
 ) -> dict[str, float]:
     """The outputs of one net."""
-    source, net = fitted(tested, data, None, skip_images)
+    source, net = fit_net(tested, data, None, skip_images)
     model = CaffeModel(net)
     if on is not None:
         with _frame(source, on) as df:
@@ -94,9 +96,9 @@ def _tested(
         return {name: columns[0] for name, columns in means.items()}
     needed = model.net.tensors_for(model.net.outputs)
     arena, _ = read_weights(weights, model.net, model.initial(0), needed)
-    with threadpool_limits(1), lend_weights(arena, wanted) as there:
+    with threadpool_limits(1), lend_weights(arena, request) as device_weights:
         batch_size = model.net.batch_size
-        return evaluate(model, there, source.batches(), batch_size, skip_images)
+        return evaluate(model, device_weights, source.batches(), batch_size, skip_images)
 
 
 def run_features(
@@ -119,14 +121,14 @@ def run_features(
     each task writes a file, and `output` may be a URI. A reader leaves out up to `skip_images`
     images that cannot be decoded.
     """
-    wanted = parse_device(device)
+    request = parse_device(device)
     if not blobs:
         raise BadInput("--blobs", expected="names of blobs", got="none")
     if batch_size < 1:
         raise BadInput("--batch-size", expected="at least 1", got=batch_size)
     folder = _new_folder(output, on)
     read = with_files(Description(read_text(net), Phase.TEST, file=str(net)))
-    source, shaped = fitted(read, _seen(data, on), split, skip_images)
+    source, shaped = fit_net(read, _resolve_for_tasks(data, on), split, skip_images)
     model = CaffeModel(shaped)
     check_row_blobs(model, blobs)
     if on is not None:
@@ -151,8 +153,10 @@ def run_features(
         raise BadInput(f"--output {output}: {error.strerror}") from None
     path = folder / f"features.{form}"
     try:
-        with threadpool_limits(1), lend_weights(arena, wanted) as there:
-            computed = features(model, there, source.batches(), blobs, batch_size, skip_images)
+        with threadpool_limits(1), lend_weights(arena, request) as device_weights:
+            computed = features(
+                model, device_weights, source.batches(), blobs, batch_size, skip_images
+            )
             rows = _WRITERS[form](path, computed)
         if not rows:
             raise BadInput("features", expected="rows", got="none")
@@ -164,7 +168,7 @@ def run_features(
     return str(Path(output) / path.name), rows
 
 
-def fitted(
+def fit_net(
     net: Description, data: Path | None, split: str | None, skip_images: int = MAX_SKIPPED
 ) -> tuple[ImageSource, Description]:
     """One part of `data`, read in the row format of `net`, and the net for that row shape.
@@ -172,12 +176,12 @@ def fitted(
     Without `data` it is a part of the sources that the net names.
     """
     named = data_of(net).absolute()
-    place = named.source if data is None else data
-    if place is None:
+    location = named.source if data is None else data
+    if location is None:
         raise BadInput(
             "--data", expected=f"data, as no data layer of {net.file} names a source", got="none"
         )
-    source = open_net_data(named, data, _split(split, place), skip_images=skip_images)
+    source = open_net_data(named, data, _split(split, location), skip_images=skip_images)
     return source, replace(net, data_shape=source.shape, row_shapes=row_shapes(source))
 
 
@@ -193,7 +197,7 @@ def _new_folder(output: str, on: OnSpark | None) -> Path | None:
     return folder
 
 
-def _seen(data: Path | None, on: OnSpark | None) -> Path | None:
+def _resolve_for_tasks(data: Path | None, on: OnSpark | None) -> Path | None:
     """The place of the data as tasks see it, which run in folders of their own."""
     return data if on is None or data is None else data.absolute()
 

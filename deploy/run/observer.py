@@ -75,16 +75,16 @@ class RunObserver(ClosingContext):
 
     def evaluated_in_all(self, result: Evaluation) -> None:
         """Record a result with the seconds of the whole run, those before a resumption included."""
-        self._progress.evaluated(result)
+        self._progress.show_evaluation(result)
         with self._survives_loss():
             self.evaluations.add(result)
 
     def tested(self, rows: int, of: int) -> None:
-        self._progress.tested(rows, of)
+        self._progress.show_test_progress(rows, of)
 
     def resharded(self, cluster: Cluster) -> None:
         assert self.updates is not None, "started comes first"
-        self.updates.moved()
+        self.updates.restart_clocks()
         self._cluster = cluster
         self._settings = self._settings.replace(shards=cluster.map.shards)
         self._folder.resettle(self._settings.plain(), cluster)

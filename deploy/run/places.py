@@ -16,13 +16,13 @@ def check_own(settings: TrainSettings, *, stores: bool = True) -> None:
 
     Without `stores`, a place in an object store is not asked: it may be slow to answer.
     """
-    place, logs = settings.snapshots, settings.logs
-    remote = place is not None and "://" in place and not place.startswith("file://")
-    if place is not None and "://" not in place and Path(place).is_file():
-        raise BadInput(f"--snapshots {place}", expected="a folder", got="a file")
-    if place is not None and (stores or not remote) and SnapshotCatalog(place).entries():
+    snapshots, logs = settings.snapshots, settings.logs
+    remote = snapshots is not None and "://" in snapshots and not snapshots.startswith("file://")
+    if snapshots is not None and "://" not in snapshots and Path(snapshots).is_file():
+        raise BadInput(f"--snapshots {snapshots}", expected="a folder", got="a file")
+    if snapshots is not None and (stores or not remote) and SnapshotCatalog(snapshots).entries():
         raise BadInput(
-            f"--snapshots {without_secrets(place)}",
+            f"--snapshots {without_secrets(snapshots)}",
             expected="a place of this run's own",
             got="one with snapshots",
             hint="choose another place",

@@ -64,17 +64,17 @@ def plot_loss(updates: Path, summary: Summary, out: Path, tests: Sequence[Evalua
     columns of updates, GiveUp if the disk is full or fails.
     """
     losses = read_losses(updates)
-    figure, (left, right) = _figure()
-    _draw_losses(left, losses.samples / 1e3, losses)
-    _draw_losses(right, losses.seconds, losses)
-    left.set(xlabel="samples trained on, thousands", ylabel="training loss")
-    left.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    right.set(xlabel="seconds since the first update")
-    _draw_tests(left, tests)
+    figure, (by_samples, by_seconds) = _figure()
+    _draw_losses(by_samples, losses.samples / 1e3, losses)
+    _draw_losses(by_seconds, losses.seconds, losses)
+    by_samples.set(xlabel="samples trained on, thousands", ylabel="training loss")
+    by_samples.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    by_seconds.set(xlabel="seconds since the first update")
+    _draw_tests(by_samples, tests)
     if len(losses.loss):
-        _draw_updates_axis(left, max(1, summary.updates) / max(1, losses.samples[-1]) * 1e3)
-        right.legend(loc="upper right", frameon=False, fontsize=9)
-    _finish(figure, _tested(summary), summary, out)
+        _draw_updates_axis(by_samples, max(1, summary.updates) / max(1, losses.samples[-1]) * 1e3)
+        by_seconds.legend(loc="upper right", frameon=False, fontsize=9)
+    _finish(figure, _test_heading(summary), summary, out)
 
 
 def plot_staleness(updates: Path, summary: Summary, out: Path) -> None:
@@ -84,9 +84,9 @@ def plot_staleness(updates: Path, summary: Summary, out: Path) -> None:
     spans with equal numbers of updates, and its limit, the bound + 1. Raises the errors of
     `plot_loss`.
     """
-    figure, (left, right) = _figure()
-    _draw_histogram(left, count_staleness(updates), summary)
-    _draw_gaps(right, read_gaps(updates), summary.staleness_bound)
+    figure, (histogram, gaps) = _figure()
+    _draw_histogram(histogram, count_staleness(updates), summary)
+    _draw_gaps(gaps, read_gaps(updates), summary.staleness_bound)
     _finish(figure, _how_stale(summary), summary, out)
 
 
@@ -102,11 +102,11 @@ def read_losses(updates: Path, most: int = _MAX_POINTS) -> Losses:
     for batch in read_updates(updates, ("worker", "loss", "samples", "time"), shard=0):
         total = seen + batch.column("samples").to_numpy().cumsum()
         loss = batch.column("loss").to_numpy(zero_copy_only=False)
-        kept = np.isfinite(loss) & (rng.random(len(loss)) < chosen)
-        workers.append(batch.column("worker").to_numpy(zero_copy_only=False)[kept])
-        losses.append(loss[kept])
-        samples.append(total[kept])
-        seconds.append(batch.column("time").to_numpy()[kept])
+        drawn = np.isfinite(loss) & (rng.random(len(loss)) < chosen)
+        workers.append(batch.column("worker").to_numpy(zero_copy_only=False)[drawn])
+        losses.append(loss[drawn])
+        samples.append(total[drawn])
+        seconds.append(batch.column("time").to_numpy()[drawn])
         seen = int(total[-1]) if len(total) else seen
     return Losses(
         np.concatenate([np.empty(0, object), *workers]),
@@ -176,10 +176,10 @@ def _draw_tests(axes: "Axes", tests: Sequence[Evaluation]) -> None:
     name = next((name for name in ("accuracy", "loss") if name in names), None)
     if name is None:
         return
-    found = [(test.samples / 1e3, test.figures[name]) for test in tests if name in test.figures]
+    points = [(test.samples / 1e3, test.figures[name]) for test in tests if name in test.figures]
     scale = 100.0 if name == "accuracy" else 1.0
     right = axes.twinx()
-    samples, values = zip(*found, strict=True)
+    samples, values = zip(*points, strict=True)
     heights = [value * scale for value in values]
     right.set_ylabel(f"test {name}{', %' if name == 'accuracy' else ''}", color=_TEST)
     right.tick_params(axis="y", colors=_TEST)
@@ -216,8 +216,11 @@ def _draw_updates_axis(axes: "Axes", in_a_thousand: float) -> None:
     """Add a second scale in updates at the top of an axis in thousands of samples."""
     from matplotlib.ticker import MaxNLocator
 
-    there, back = partial(np.multiply, in_a_thousand), partial(np.multiply, 1 / in_a_thousand)
-    top = axes.secondary_xaxis("top", functions=(there, back))
+    to_updates, to_samples = (
+        partial(np.multiply, in_a_thousand),
+        partial(np.multiply, 1 / in_a_thousand),
+    )
+    top = axes.secondary_xaxis("top", functions=(to_updates, to_samples))
     top.set_xlabel("updates", color=_FAINT, fontsize=9)
     top.tick_params(colors=_FAINT, labelsize=8)
     top.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -313,7 +316,7 @@ def _finish(figure: "Figure", heading: str, summary: Summary, out: Path) -> None
 # --- headings -------------------------------------------------------------------------------------
 
 
-def _tested(summary: Summary) -> str:
+def _test_heading(summary: Summary) -> str:
     parts = []
     if summary.test_accuracy is not None:
         parts.append(f"test accuracy {summary.test_accuracy:.2%}")

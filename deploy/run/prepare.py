@@ -35,12 +35,12 @@ from worker.training.evaluation import EvaluationPlan
 class Prepared(NamedTuple):
     """A run that may start: its inputs, and the state that it continues from, if any.
 
-    `in_place` is whether it continues in its own folder; `is_over` whether `found` has all the
+    `in_place` is whether it continues in its own folder; `is_over` whether `snapshot` has all the
     steps already.
     """
 
     inputs: "Inputs"
-    found: LoadedSnapshot | None
+    snapshot: LoadedSnapshot | None
     in_place: bool
     is_over: bool
 
@@ -59,18 +59,18 @@ def prepare(
     inputs = Inputs(settings)
     if not in_place:
         check_own(settings)
-    found = _found(origin, inputs) if origin is not None else None
-    if found is not None and in_place and may_be_past_end:
-        inputs.job = _at_least(inputs.job, _steps_taken(inputs, found))
-    is_over = found is not None and _is_over(inputs, found)
-    if found is not None and is_over and not in_place:
+    snapshot = _load_snapshot(origin, inputs) if origin is not None else None
+    if snapshot is not None and in_place and may_be_past_end:
+        inputs.job = _at_least(inputs.job, _steps_taken(inputs, snapshot))
+    is_over = snapshot is not None and _is_over(inputs, snapshot)
+    if snapshot is not None and is_over and not in_place:
         raise BadInput(
-            f"--resume {found.place}",
+            f"--resume {snapshot.place}",
             expected="a snapshot with steps left to take",
             got=f"one that has taken all {inputs.job.plan.steps}",
             hint="give a larger --max-iter",
         )
-    return Prepared(inputs, found, in_place, is_over)
+    return Prepared(inputs, snapshot, in_place, is_over)
 
 
 class Inputs:
@@ -124,18 +124,18 @@ class Inputs:
     @property
     def place(self) -> Path:
         """Where the data to train on is: --data, or what the net's data layer names."""
-        place = self.settings.data or self.data.source
-        assert place is not None, "checked at the start"
-        return place
+        location = self.settings.data or self.data.source
+        assert location is not None, "checked at the start"
+        return location
 
     def _train(self, classes: int | None) -> ImageSource:
         return self._open(self.data, self.settings.data, "train", classes)
 
     def _open(
-        self, data: NetData, place: Path | None, split: Split, classes: int | None
+        self, data: NetData, location: Path | None, split: Split, classes: int | None
     ) -> ImageSource:
         options = self.settings
-        return open_net_data(data, place, split, classes, options.seed, options.skip_images)
+        return open_net_data(data, location, split, classes, options.seed, options.skip_images)
 
     @property
     def evaluation(self) -> EvaluationPlan | None:
@@ -149,37 +149,39 @@ class Inputs:
     @property
     def notices(self) -> list[str]:
         """One line for each file of weights, and for each setting that has no effect."""
-        found = [str(copied) for copied in self.copied]
-        found += self.solver.notices
+        notices = [str(copied) for copied in self.copied]
+        notices += self.solver.notices
         if self.solver.active_tests and self.solver.test_interval and self.test is None:
-            found.append(
+            notices.append(
                 f"{self.settings.solver}: test_interval has no effect: {self.place} has no test"
                 " part, and no --test-data was given"
             )
         schedule, steps = self.solver.schedule, self.settings.max_iter
         ends = isinstance(schedule, Poly) and self.solver.max_iter > 0
         if ends and steps is not None and steps > self.solver.max_iter:
-            found.append(
+            notices.append(
                 f"{self.settings.solver}: lr_policy poly reaches 0 at the file's max_iter,"
                 f" {self.solver.max_iter}: nothing is learned from there to --max-iter {steps}"
             )
-        return found
+        return notices
 
     def _test_sources(self) -> list[ImageSource]:
         """The data of each test net: --test-data, else the test part of --data or the net's own.
 
         None at all if there is no such data.
         """
-        tests, given = self.solver.active_tests, self.settings.test_data
-        if given is not None:
-            needs_test_net(self.solver, "--test-data", given)
-            return self._opened(given, part_to_test(given))
+        tests, test_data = self.solver.active_tests, self.settings.test_data
+        if test_data is not None:
+            needs_test_net(self.solver, "--test-data", test_data)
+            return self._open_for_tests(test_data, part_to_test(test_data))
         if self.settings.data is not None:
             return (
-                self._opened(self.settings.data, "test") if tests and has_test(self.place) else []
+                self._open_for_tests(self.settings.data, "test")
+                if tests and has_test(self.place)
+                else []
             )
         named = [data_of(test.net) for test in tests]
-        lacking = [number for number, each in enumerate(named) if each.source is None]
+        lacking = [number for number, description in enumerate(named) if description.source is None]
         if len(lacking) == len(tests):
             return []
         if lacking:
@@ -190,16 +192,17 @@ class Inputs:
                 hint="give --test-data",
             )
         return [
-            self._open(each, None, part_to_test(each.source or ""), self.classes) for each in named
+            self._open(description, None, part_to_test(description.source or ""), self.classes)
+            for description in named
         ]
 
-    def _opened(self, data: Path, split: Split) -> list[ImageSource]:
-        """The same data for each test net, opened once if all want it in the same way."""
+    def _open_for_tests(self, data: Path, split: Split) -> list[ImageSource]:
+        """Open data for each test net, once if all read it in the same way."""
         opened: list[tuple[NetData, ImageSource]] = []
-        for wanted in (data_of(test.net) for test in self.solver.active_tests):
-            alike = [source for other, source in opened if other.options == wanted.options]
-            source = alike[0] if alike else self._open(wanted, data, split, self.classes)
-            opened.append((wanted, source))
+        for description in (data_of(test.net) for test in self.solver.active_tests):
+            alike = [source for other, source in opened if other.options == description.options]
+            source = alike[0] if alike else self._open(description, data, split, self.classes)
+            opened.append((description, source))
         return [source for _, source in opened]
 
     def _test(self) -> Evaluator | None:
@@ -213,12 +216,12 @@ class Inputs:
             for test, source in zip(self.solver.active_tests, sources, strict=True)
         ]
         start = self.weights if self.weights is not None else self.model.initial(1)
-        given = self.settings.test_data or self.settings.data
+        location = self.settings.test_data or self.settings.data
         try:
             test = Evaluator(tests, self.model, self.settings.skip_images)
             test.check(start)
         except BadInput as error:
-            raise error.within(f"test on {given or 'what the test nets name'}") from None
+            raise error.within(f"test on {location or 'what the test nets name'}") from None
         return test
 
     def _files(self) -> Sequence[str | Path]:
@@ -226,19 +229,19 @@ class Inputs:
         return self.solver.weights if self.settings.weights is None else (self.settings.weights,)
 
 
-def _found(origin: SnapshotRef, inputs: Inputs) -> LoadedSnapshot:
+def _load_snapshot(origin: SnapshotRef, inputs: Inputs) -> LoadedSnapshot:
     """Load and check the state to continue from: a snapshot, or the shards' logs."""
 
-    def check(place: str, manifest: Manifest) -> None:
-        check_fit(place, manifest, Layout((inputs.model.table,)), inputs.job)
+    def check(location: str, manifest: Manifest) -> None:
+        check_fit(location, manifest, Layout((inputs.model.table,)), inputs.job)
 
     catalog = origin.open()
     if origin.name is None:
-        kept = _logs_left(origin.run, inputs.settings) if origin.run is not None else None
-        return newest(catalog, newest_logs(kept) if kept is not None else None, check)
-    found = catalog.load(origin.name)
-    check(found.place, found.manifest)
-    return found
+        logs = _logs_left(origin.run, inputs.settings) if origin.run is not None else None
+        return newest(catalog, newest_logs(logs) if logs is not None else None, check)
+    snapshot = catalog.load(origin.name)
+    check(snapshot.place, snapshot.manifest)
+    return snapshot
 
 
 def _logs_left(run: Path, settings: TrainSettings) -> Path:
@@ -246,29 +249,34 @@ def _logs_left(run: Path, settings: TrainSettings) -> Path:
 
     Raises BadInput if the settings name another folder: the earlier logs would be ignored.
     """
-    logs, left = settings.logs or run / LOGS, TrainSettings.load(run / SETTINGS).logs or run / LOGS
-    if logs != left and any(is_job(job) for job in left.glob("*")):
+    logs, earlier = (
+        settings.logs or run / LOGS,
+        TrainSettings.load(run / SETTINGS).logs or run / LOGS,
+    )
+    if logs != earlier and any(is_job(job) for job in earlier.glob("*")):
         raise BadInput(
             f"--logs {logs}",
-            expected=f"the folder where the run has left its logs, {left}",
+            expected=f"the folder where the run has left its logs, {earlier}",
             hint=f"or move what that holds to {logs}",
         )
     return logs
 
 
-def _is_over(inputs: Inputs, found: LoadedSnapshot) -> bool:
-    """Whether a snapshot has all the steps; raises BadInput if it has more than --max-iter."""
-    wanted, taken = inputs.job.plan.steps, _steps_taken(inputs, found)
-    if taken > wanted:
+def _is_over(inputs: Inputs, snapshot: LoadedSnapshot) -> bool:
+    """True if a snapshot has all the steps; raises BadInput if it has more than --max-iter."""
+    planned, steps_taken = inputs.job.plan.steps, _steps_taken(inputs, snapshot)
+    if steps_taken > planned:
         raise BadInput(
-            "--max-iter", expected=f"at least {taken}, which the run has already taken", got=wanted
+            "--max-iter",
+            expected=f"at least {steps_taken}, which the run has already taken",
+            got=planned,
         )
-    return found.manifest.steps == wanted * inputs.settings.workers
+    return snapshot.manifest.steps == planned * inputs.settings.workers
 
 
-def _steps_taken(inputs: Inputs, found: LoadedSnapshot) -> int:
+def _steps_taken(inputs: Inputs, snapshot: LoadedSnapshot) -> int:
     """The steps that a worker has taken on average by a snapshot, rounded up."""
-    return -(-found.manifest.steps // inputs.settings.workers)
+    return -(-snapshot.manifest.steps // inputs.settings.workers)
 
 
 def _at_least(job: Job, steps: int) -> Job:

@@ -83,14 +83,14 @@ class Progress:
                 console=self._console, get_renderable=self._draw, refresh_per_second=8
             )
 
-    def starting(self, what: str) -> None:
-        """Show that `what` ("Spark", "the test") is starting, until the next call or an update."""
+    def starting(self, subject: str) -> None:
+        """Show that `subject` ("Spark", "the test") starts, until the next call or an update."""
         self._end_activity("done")
-        self._activity, self._activity_since = what, self._clock()
+        self._activity, self._activity_since = subject, self._clock()
         if self._live is None:
             if self._unsaid:
                 self._say_readings()
-            self._say(f"{clock_text(self._activity_since - self._started)}  starting {what}")
+            self._say(f"{clock_text(self._activity_since - self._started)}  starting {subject}")
 
     def update(self, statuses: Sequence[ShardStatus], records: Sequence[Rows] = ()) -> None:
         """Show one status per shard, and the records of its updates since the last call.
@@ -109,7 +109,7 @@ class Progress:
             self._say_readings()
             self._line_at = now + LINE_EVERY_S
 
-    def tested(self, rows: int, of: int) -> None:
+    def show_test_progress(self, rows: int, of: int) -> None:
         """Show how many rows of the final test are done, until the next call of `starting`."""
         now = self._clock()
         if self._tested is None:
@@ -119,7 +119,7 @@ class Progress:
             self._say(f"{clock_text(now - self._started)}  tested {rows} of {of} rows")
             self._line_at = now + LINE_EVERY_S
 
-    def evaluated(self, result: Evaluation) -> None:
+    def show_evaluation(self, result: Evaluation) -> None:
         """Show the result of a test of the weights."""
         self._last_test = result
         if self._live is not None:
@@ -167,11 +167,11 @@ class Progress:
         return self._milestones.passes(steps // self._workers)
 
     def _end_activity(self, how: str) -> None:
-        what, self._activity, self._tested = self._activity, None, None
-        if what is not None and self._live is not None:
+        subject, self._activity, self._tested = self._activity, None, None
+        if subject is not None and self._live is not None:
             took = self._clock() - self._activity_since
             self._console.print(
-                Text.assemble((f"{how:>7}", _COLOURS[how]), f"  {what}  {took:.1f} s")
+                Text.assemble((f"{how:>7}", _COLOURS[how]), f"  {subject}  {took:.1f} s")
             )
 
     def _say(self, line: str) -> None:
@@ -275,14 +275,14 @@ def _progress_bar(done: int, of: int) -> ProgressBar:
 
 def _bar(readings: Readings) -> RenderableType:
     done = readings.steps / readings.planned if readings.planned else 1.0
-    left = "" if not readings.remaining_s else f"{clock_text(readings.remaining_s)} left"
+    remaining = "" if not readings.remaining_s else f"{clock_text(readings.remaining_s)} left"
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_row(
         _progress_bar(readings.steps, readings.planned),
         Text(f"{done:4.0%}", style="bold"),
         f"{readings.steps:,} of {readings.planned:,} steps",
         f"{clock_text(readings.elapsed_s)} elapsed",
-        left,
+        remaining,
     )
     return grid
 
@@ -318,12 +318,12 @@ def _workers(readings: Readings) -> Table:
         shown = tuple(sorted(shown, key=lambda worker: worker.clock)[:_MAX_ROWS])
     for worker in shown:
         table.add_row(*_worker_row(worker), style="yellow" if worker.waits else "")
-    for count, what in (
+    for count, text in (
         (len(readings.workers) - len(shown), "more are ahead of these"),
         (readings.absent, "more to come"),
     ):
         if count:
-            table.add_row(f"+{count}", "", "", "", "", what, style="dim")
+            table.add_row(f"+{count}", "", "", "", "", text, style="dim")
     return table
 
 

@@ -251,7 +251,7 @@ def _standing(worker: WorkerStatus, waits: bool, steps: int) -> str:
 
 
 def _others(before: Sequence[ShardStatus], now: Sequence[ShardStatus]) -> bool:
-    """Whether the counters are not comparable: the job was resharded, or a shard rolled back."""
+    """True if the counters are not comparable: the job was resharded, or a shard rolled back."""
     return len(before) != len(now) or any(
         (new.version, new.pushes) < (old.version, old.pushes)
         for old, new in zip(before, now, strict=True)
@@ -306,8 +306,8 @@ def _in_ms(seconds: float | None) -> float | None:
 
 def _bytes_by_worker(rows: Rows) -> dict[str, int]:
     """The payload bytes of the pushes in these records."""
-    names, places = np.unique(rows["worker"], return_inverse=True)
-    sums = np.bincount(places, rows["bytes"], len(names))
+    names, indices = np.unique(rows["worker"], return_inverse=True)
+    sums = np.bincount(indices, rows["bytes"], len(names))
     return {
         bytes(name).decode(errors="replace"): int(count)
         for name, count in zip(names, sums, strict=True)

@@ -85,8 +85,8 @@ def _check_room(inputs: Inputs, snapshots: str) -> None:
     """Raise BadInput if a disk lacks room for the weights, in two formats, and a snapshot."""
     out = inputs.settings.out
     weights = inputs.model.table.size * _FLOAT_BYTES
-    there = [out / name for name in (WEIGHTS, CAFFEMODEL)]
-    needs = {out: 2 * weights - sum(path.stat().st_size for path in there if path.is_file())}
+    present = [out / name for name in (WEIGHTS, CAFFEMODEL)]
+    needs = {out: 2 * weights - sum(path.stat().st_size for path in present if path.is_file())}
     if "://" not in snapshots:
         needs[Path(snapshots)] = weights * (1 + len(inputs.job.rule.slot_names))
     check_room(needs)

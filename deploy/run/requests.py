@@ -95,37 +95,37 @@ class RequestInbox:
         """Create it in the process that writes the folder; requests to earlier processes go."""
         self._folder = folder
         self._prefix = _prefix(os.getpid())
-        for path in _found(folder, _PREFIX):
+        for path in _list_files(folder, _PREFIX):
             if not path.name.startswith(self._prefix):
                 path.unlink(missing_ok=True)
 
     def __call__(self) -> FolderReshardRequest | FolderSettingsRequest | None:
-        for path in _found(self._folder, self._prefix):
+        for path in _list_files(self._folder, self._prefix):
             if path.suffix != _REQUEST:
                 continue
             with suppress(OSError, *UNDECODABLE):  # withdrawn, or not a request
                 asked = msgspec.json.decode(path.read_bytes(), type=_ToReshard | _ToChange)
-                taken = path.rename(path.with_suffix(_TAKEN))
+                accepted = path.rename(path.with_suffix(_TAKEN))
                 if isinstance(asked, _ToReshard):
-                    return FolderReshardRequest(taken, asked.shards)
+                    return FolderReshardRequest(accepted, asked.shards)
                 try:
-                    return FolderSettingsRequest(taken, change_of("set", asked.settings))
+                    return FolderSettingsRequest(accepted, change_of("set", asked.settings))
                 except BadInput as error:
-                    _Accepted(taken).answer(error)
+                    _Accepted(accepted).answer(error)
         return None
 
 
-def change_of(what: str, settings: Mapping[str, Any]) -> SettingsChange:
-    """The change of these settings, by name; raises BadInput, naming `what`, for others."""
+def change_of(subject: str, settings: Mapping[str, Any]) -> SettingsChange:
+    """The change of these settings, by name; raises BadInput, naming `subject`, for others."""
     for name in settings:
         if name not in LIVE:
             raise BadInput(
-                what,
+                subject,
                 expected=f"{' or '.join(LIVE)}, which may change while a job trains",
                 got=name[:80],
             )
     if not settings:
-        raise BadInput(what, expected=" or ".join(LIVE), got="none")
+        raise BadInput(subject, expected=" or ".join(LIVE), got="none")
     sets_bound, factor = "staleness" in settings, settings.get("rate_factor")
     return SettingsChange(
         sets_bound,
@@ -153,18 +153,18 @@ def request_settings(origin: SnapshotRef, settings: Mapping[str, Any], wait_s: f
     _ask(origin, "set", _ToChange(dict(settings)), wait_s)
 
 
-def _ask(origin: SnapshotRef, what: str, asked: _ToReshard | _ToChange, wait_s: float) -> None:
+def _ask(origin: SnapshotRef, subject: str, asked: _ToReshard | _ToChange, wait_s: float) -> None:
     if origin.run is None:
-        raise BadInput(f"{what} {origin.place}", expected="the run folder of a run under way")
+        raise BadInput(f"{subject} {origin.place}", expected="the run folder of a run under way")
     writer = writer_of(origin.run)
     if writer is None:
         raise BadInput(
-            f"{what} {origin.run}", expected="a run under way on this machine", got="none"
+            f"{subject} {origin.run}", expected="a run under way on this machine", got="none"
         )
     request = origin.run / f"{_prefix(writer)}{secrets.token_hex(8)}{_REQUEST}"
     write_whole(request, msgspec.json.encode(asked))
     try:
-        answer = _wait(request, writer, f"{what} {origin.run}", str(asked), wait_s)
+        answer = _wait(request, writer, f"{subject} {origin.run}", str(asked), wait_s)
     finally:
         # An unlink of `.json` withdraws a request that the run has not accepted yet.
         for suffix in (_REQUEST, _ANSWER):
@@ -173,7 +173,7 @@ def _ask(origin: SnapshotRef, what: str, asked: _ToReshard | _ToChange, wait_s: 
         raise (BadInput if answer.is_bad_input else GiveUp)(answer.text)
 
 
-def _wait(request: Path, writer: int, what: str, asked: str, wait_s: float) -> _Answer:
+def _wait(request: Path, writer: int, subject: str, asked: str, wait_s: float) -> _Answer:
     until, run = time.monotonic() + wait_s, request.parent
     while True:
         # Checked before the answer is read: the run may write the answer and then end.
@@ -181,11 +181,11 @@ def _wait(request: Path, writer: int, what: str, asked: str, wait_s: float) -> _
         with suppress(FileNotFoundError):
             return msgspec.json.decode(request.with_suffix(_ANSWER).read_bytes(), type=_Answer)
         if not alive:
-            raise GiveUp(f"{what}: the run ended before it had {asked}")
+            raise GiveUp(f"{subject}: the run ended before it had {asked}")
         if time.monotonic() > until:
             begun = "has not begun" if request.exists() else "has begun"
             raise GiveUp(
-                f"{what}: the run {begun} to change to {asked}, got no answer in {wait_s:g} s"
+                f"{subject}: the run {begun} to change to {asked}, got no answer in {wait_s:g} s"
             )
         time.sleep(_POLL_S)
 
@@ -194,10 +194,10 @@ def _prefix(writer: int) -> str:
     return f"{_PREFIX}{writer}-"
 
 
-def _found(folder: Path, prefix: str) -> Iterator[Path]:
+def _list_files(folder: Path, prefix: str) -> Iterator[Path]:
     """Requests and answers, the oldest first."""
-    found = (path for path in folder.glob(f"{prefix}*") if path.suffix in _SUFFIXES)
-    return iter(sorted(found, key=_age))
+    files = (path for path in folder.glob(f"{prefix}*") if path.suffix in _SUFFIXES)
+    return iter(sorted(files, key=_age))
 
 
 def _age(path: Path) -> int:

@@ -37,14 +37,14 @@ class FeatureFormat(StrEnum):
     JSON = "json"
 
 
-def _place(what: str, value: object) -> str:
+def _place(subject: str, value: object) -> str:
     """A URI, or the absolute path of a folder."""
-    text = argument_checks.text(what, value, "a folder or a URI")
+    text = argument_checks.text(subject, value, "a folder or a URI")
     scheme, separator, rest = text.partition("://")
     if not separator:
-        return str(path_checks.path(what, text).absolute())
+        return str(path_checks.path(subject, text).absolute())
     if not rest.strip("/"):
-        raise BadInput(what, expected=f"a place after {scheme}://", got="none")
+        raise BadInput(subject, expected=f"a place after {scheme}://", got="none")
     return text
 
 
@@ -97,8 +97,8 @@ class TrainSettings(RunFiles, Clusters, TrainOptions):
     """The settings of one training run."""
 
     def check(self) -> None:
-        for name, why in misplaced(self.asdict()).items():
-            raise BadInput(f"{written(name, getattr(self, name))}: {why}")
+        for name, why in options_without_effect(self.asdict()).items():
+            raise BadInput(f"{format_option(name, getattr(self, name))}: {why}")
         super().check()
 
     @classmethod
@@ -122,7 +122,7 @@ class TrainSettings(RunFiles, Clusters, TrainOptions):
     @staticmethod
     def of_plain(plain: Mapping[str, Any]) -> "TrainSettings":
         """The settings that `plain` returned, or a part of them; raises BadInput."""
-        return TrainSettings(**_known(plain))
+        return TrainSettings(**_check_names(plain))
 
     def plain(self) -> dict[str, object]:
         """These settings as JSON values."""
@@ -130,42 +130,42 @@ class TrainSettings(RunFiles, Clusters, TrainOptions):
         return plain
 
 
-def _known(plain: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same; raises BadInput for an option that does not exist, or that is missing."""
+def _check_names(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `plain`; raises BadInput for an option that does not exist, or that is missing."""
     options = list_options(TrainSettings)
     for name in plain.keys() - options.keys():
         wrong = option_name(name)[:80]
         raise BadInput(wrong, expected="an option that `downpour train --help` lists", got=wrong)
-    for name, each in options.items():
-        if each.is_required and name not in plain:
+    for name, declaration in options.items():
+        if declaration.is_required and name not in plain:
             raise BadInput(option_name(name), expected="a value", got="none")
     return plain
 
 
 def _wrong_value(plain: Mapping[str, Any]) -> str:
-    """What is wrong with options as JSON values of which one cannot be converted."""
-    for name, each in list_options(TrainSettings).items():
+    """The fault of options as JSON values of which one cannot be converted."""
+    for name, declaration in list_options(TrainSettings).items():
         try:
             if name in plain:
-                each.check_value(option_name(name), plain[name])
+                declaration.check_value(option_name(name), plain[name])
         except BadInput as error:
             return str(error)
     return "settings: expected options of downpour train, got values of other kinds"
 
 
 def _fault(content: bytes) -> str:
-    """What is wrong with the content of a settings file that cannot be decoded."""
+    """The fault of the content of a settings file that cannot be decoded."""
     try:
         plain = msgspec.json.decode(content, type=dict[str, Any])
         plain.pop(checked_json.CHECK, None)
-        return _wrong_value(_known(plain))
+        return _wrong_value(_check_names(plain))
     except BadInput as error:
         return str(error)
     except UNDECODABLE:
         return "expected the options of a run as JSON, got a file that is damaged or no JSON"
 
 
-def misplaced(settings: Mapping[str, Any]) -> dict[str, str]:
+def options_without_effect(settings: Mapping[str, Any]) -> dict[str, str]:
     """The settings, by name, that have no effect together with the others, each with the reason.
 
     A setting at its default is never among them.
@@ -188,7 +188,7 @@ def option_name(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def written(name: str, value: object) -> str:
+def format_option(name: str, value: object) -> str:
     """A setting and its value as on the command line, such as --lease-s 10."""
     shown = f"{value:g}" if isinstance(value, float) else value
     return f"{option_name(name)} {shown}"

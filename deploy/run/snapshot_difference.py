@@ -7,7 +7,7 @@ import msgspec
 
 
 class TensorChange(msgspec.Struct, frozen=True):
-    """How far one tensor moved: L2 norm and maximum of the differences, and its norm before."""
+    """The change of one tensor: L2 norm and maximum of the differences, and its norm before."""
 
     name: str
     l2: float

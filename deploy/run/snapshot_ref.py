@@ -89,7 +89,7 @@ def newest(
     if all(entry.state is SnapshotStatus.INCOMPLETE for entry in catalog.entries()):
         return logs
     try:
-        found = catalog.newest_good(check)
+        snapshot = catalog.newest_good(check)
     except BadInput as error:
         return replace(logs, passed_over=(str(error),))
-    return found if found.manifest.steps > logs.manifest.steps else logs
+    return snapshot if snapshot.manifest.steps > logs.manifest.steps else logs

@@ -54,7 +54,7 @@ def list_snapshots(origin: SnapshotRef) -> list[Row]:
     catalog = origin.open()
     if origin.name is not None:
         catalog.check_name(origin.name)
-    return [_row(one) for one in catalog.entries() if origin.name in (None, one.name)]
+    return [_row(entry) for entry in catalog.entries() if origin.name in (None, entry.name)]
 
 
 def verify_snapshots(origin: SnapshotRef) -> Iterator[tuple[str, list[str]]]:
@@ -81,50 +81,56 @@ def restore_weights(
     A .caffemodel needs the network: that of `solver`, else that of the run. Returns the snapshot.
     """
     kind = format_of(target)
-    found = read(origin)
-    table = _only_table(target, found.manifest)
-    weights = whole_weights(found.states, found.manifest.layout, found.manifest.map)
+    snapshot = read(origin)
+    table = _only_table(target, snapshot.manifest)
+    weights = whole_weights(snapshot.states, snapshot.manifest.layout, snapshot.manifest.map)
     if kind is not WeightFormat.CAFFEMODEL:
         write_blobs(target, table.views(weights))
-        return found
+        return snapshot
     if solver is None and origin.run is not None:
         solver = TrainSettings.load(origin.run / "settings.json").solver
     if solver is None:
         raise BadInput(target, expected="--solver with the network of the .caffemodel", got="none")
     net = CaffeModel(read_solver(solver).train).net
-    held, wanted = _shapes(table), _shapes(net.table)
-    for name in sorted(held.keys() | wanted.keys()):
-        if held.get(name) != wanted.get(name):
+    snapshot_shapes, net_shapes = _shapes(table), _shapes(net.table)
+    for name in sorted(snapshot_shapes.keys() | net_shapes.keys()):
+        if snapshot_shapes.get(name) != net_shapes.get(name):
             raise BadInput(
                 solver,
-                expected=(f"the network of {found.place} with {name} {held.get(name, 'missing')}"),
-                got=wanted.get(name, "none"),
+                expected=(
+                    f"the network of {snapshot.place} with {name}"
+                    f" {snapshot_shapes.get(name, 'missing')}"
+                ),
+                got=net_shapes.get(name, "none"),
             )
     write_weights(target, net, lay_out(weights, table, net))
-    return found
+    return snapshot
 
 
 def compare_snapshots(first: SnapshotRef, second: SnapshotRef) -> Difference:
     """Compare two snapshots by tensor and by worker; raises BadInput if their tensors differ."""
-    one, other = read(first), read(second)
-    if _tensors(one.manifest) != _tensors(other.manifest):
+    snapshot_before, snapshot_after = read(first), read(second)
+    if _tensors(snapshot_before.manifest) != _tensors(snapshot_after.manifest):
         raise BadInput(
-            f"diff: {one.place} and {other.place}",
+            f"diff: {snapshot_before.place} and {snapshot_after.place}",
             expected="the same tensors in both",
             got="different ones",
         )
-    states = _whole(one.manifest, one.states), _whole(other.manifest, other.states)
+    states = (
+        _whole(snapshot_before.manifest, snapshot_before.states),
+        _whole(snapshot_after.manifest, snapshot_after.states),
+    )
     changes = [
         change
-        for table in one.manifest.layout.tables
+        for table in snapshot_before.manifest.layout.tables
         for name, before in of_table(states[0].arrays, table.name).items()
         if (after := states[1].arrays.get(array_name(table.name, name))) is not None
         for change in _changes(table, "" if name == WEIGHTS else f"{name} of ", before, after)
     ]
     return Difference(
-        one.place,
-        other.place,
-        (one.manifest.steps, other.manifest.steps),
+        snapshot_before.place,
+        snapshot_after.place,
+        (snapshot_before.manifest.steps, snapshot_after.manifest.steps),
         tuple(changes),
         tuple(_ledger_changes(*states)),
     )
@@ -221,10 +227,10 @@ def _ledger_changes(before: ShardState, after: ShardState) -> Iterator[LedgerCha
 # --- as text --------------------------------------------------------------------------------------
 
 
-def list_text(rows: Sequence[Row], place: str) -> str:
+def list_text(rows: Sequence[Row], location: str) -> str:
     """The list as a table, one line for each snapshot."""
     if not rows:
-        return f"no snapshots in {place}"
+        return f"no snapshots in {location}"
     cells = [("number", "state", "steps", "versions", "taken", "MB", "aligned")]
     cells += [
         (row.number, row.state, *_figures(row)) if row.steps is not None
@@ -244,14 +250,16 @@ def _figures(row: Row) -> tuple[str, str, str, str, str]:
     return str(row.steps), versions, when, f"{row.bytes / 1e6:.1f}", "yes" if row.aligned else "no"
 
 
-def diff_text(found: Difference) -> str:
+def diff_text(difference: Difference) -> str:
     """One line for each tensor, then one for each other change."""
     cells = [("tensor", "L2", "largest", "of norm")]
-    cells += [(t.name, f"{t.l2:.4g}", f"{t.largest:.4g}", f"{t.norm:.4g}") for t in found.tensors]
-    lines = [f"{found.first} -> {found.second}", "", *_columns(cells), ""]
-    lines.append(f"steps {found.steps[0]} -> {found.steps[1]}")
-    lines += [f"{c.worker}: {c.field} {c.before} -> {c.after}" for c in found.ledger]
-    return "\n".join(lines if found.ledger else [*lines, "the ledgers are equal"])
+    cells += [
+        (t.name, f"{t.l2:.4g}", f"{t.largest:.4g}", f"{t.norm:.4g}") for t in difference.tensors
+    ]
+    lines = [f"{difference.first} -> {difference.second}", "", *_columns(cells), ""]
+    lines.append(f"steps {difference.steps[0]} -> {difference.steps[1]}")
+    lines += [f"{c.worker}: {c.field} {c.before} -> {c.after}" for c in difference.ledger]
+    return "\n".join(lines if difference.ledger else [*lines, "the ledgers are equal"])
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -42,7 +42,7 @@ class RunTally(msgspec.Struct, frozen=True):
     def of_columns(
         cls, staleness: NDArray[Any], clock_gap: NDArray[Any], samples: NDArray[Any]
     ) -> "RunTally":
-        """The same from three integer columns of equal length."""
+        """The tally of three integer columns of equal length."""
         if not len(staleness):
             return cls()
         return cls(
@@ -137,22 +137,22 @@ def summarise(
     seconds: float,
     test_accuracy: float | None = None,
     test_loss: float | None = None,
-    kept: RunTally | None = None,
+    earlier: RunTally | None = None,
     earlier_s: float = 0.0,
     fresh_samples: int | None = None,
-    left: Sequence[ShardStatus] = (),
+    former: Sequence[ShardStatus] = (),
 ) -> Summary:
     """The summary of a run from its shards' last statuses (one per shard) and its workers' reports.
 
-    `fresh` tallies the updates since the run was started or resumed, `kept` those before; `workers`
-    is the configured number, `seconds` the wall time of the training since then, and `earlier_s`
-    that of the parts before. An update counts once every
-    shard has applied it. For a run that was resharded, `left` has the last statuses of its former
+    `fresh` tallies the updates since the run was started or resumed, `earlier` those before;
+    `workers` is the configured number, `seconds` the wall time of the training since
+    then, and `earlier_s` that of the parts before. An update counts once every
+    shard has applied it. For a run that was resharded, `former` has the last statuses of its former
     shards, and `fresh_samples` counts the samples of each fresh update once.
     """
     samples = fresh.samples / len(statuses) if fresh_samples is None else fresh_samples
-    gaps = (status.max_clock_gap for status in (*left, *statuses))
-    all_updates = fresh + (kept or RunTally())
+    gaps = (status.max_clock_gap for status in (*former, *statuses))
+    all_updates = fresh + (earlier or RunTally())
     return Summary(
         test_accuracy=test_accuracy,
         test_loss=test_loss,
@@ -166,7 +166,7 @@ def summarise(
         max_clock_gap=max(all_updates.max_clock_gap, *gaps),
         staleness_mean=all_updates.staleness_mean,
         staleness_max=all_updates.staleness_max if all_updates.rows else None,
-        duplicates=sum(status.duplicates for status in (*left, *statuses)),
+        duplicates=sum(status.duplicates for status in (*former, *statuses)),
         worker_restarts=_restarts(statuses),
         samples_per_second=samples / seconds if seconds > 0 else 0.0,
         compute_share=_share(reports, "compute_s"),

@@ -58,11 +58,13 @@ def run(
     can; KeyboardInterrupt if Ctrl-C left no snapshot; AlreadyFinished if nothing is left to do.
     """
     prepared = prepare(settings, origin, may_be_past_end=may_be_past_end)
-    inputs, found = prepared.inputs, prepared.found
-    if found is not None and prepared.is_over:
-        summary = summary_of_end(settings.out, found)
+    inputs, snapshot = prepared.inputs, prepared.snapshot
+    if snapshot is not None and prepared.is_over:
+        summary = summary_of_end(settings.out, snapshot)
         if summary is not None:
-            return complete(inputs, found, summary, partial(_progress, inputs, found, display))
+            return complete(
+                inputs, snapshot, summary, partial(_progress, inputs, snapshot, display)
+            )
     snapshots = catalog_of(settings, settings.out)
     ray_and_spark.check(inputs, snapshots)
     open_folder = RunFolder.resume if prepared.in_place else RunFolder.create
@@ -71,8 +73,8 @@ def run(
         open_folder(settings.out, settings.plain()) as folder,
         SafeExitStack() as stack,
     ):
-        progress = stack.enter_context(_progress(inputs, found, display))
-        observer = stack.enter_context(_observer(inputs, found, folder, progress))
+        progress = stack.enter_context(_progress(inputs, snapshot, display))
+        observer = stack.enter_context(_observer(inputs, snapshot, folder, progress))
         source = inputs.train if isinstance(inputs.train, Source) else None
         # Small data is read before Ray and Spark start: only reading finds faults such as a NaN.
         table = pa.Table.from_batches(inputs.train.batches()) if source is None else None
@@ -87,8 +89,8 @@ def run(
         outcome = run_job(
             df,
             inputs.job,
-            weights=None if found is not None else inputs.weights,
-            resume=found,
+            weights=None if snapshot is not None else inputs.weights,
+            resume=snapshot,
             snapshots=snapshots,
             snapshot_requested=snapshot_requested,
             next_request=RequestInbox(folder.path),
@@ -111,7 +113,7 @@ def run(
 
 @contextmanager
 def _progress(
-    inputs: Inputs, found: LoadedSnapshot | None, display: Callable[..., Progress]
+    inputs: Inputs, snapshot: LoadedSnapshot | None, display: Callable[..., Progress]
 ) -> Iterator[Progress]:
     """The display of the run, with what the user should know before it begins."""
     with display(
@@ -126,17 +128,17 @@ def _progress(
             progress.note(notice)
         if compiles_first(net=True):
             progress.note(COMPILES_FIRST)
-        if found is not None:
-            for complaint in found.passed_over:
-                progress.note(f"{complaint}; continuing from {found.place}")
+        if snapshot is not None:
+            for complaint in snapshot.passed_over:
+                progress.note(f"{complaint}; continuing from {snapshot.place}")
         yield progress
 
 
 def _observer(
-    inputs: Inputs, found: LoadedSnapshot | None, folder: RunFolder, progress: Progress
+    inputs: Inputs, snapshot: LoadedSnapshot | None, folder: RunFolder, progress: Progress
 ) -> RunObserver:
     settings = inputs.settings
-    begins_at = found.manifest.steps // settings.workers if found is not None else None
+    begins_at = snapshot.manifest.steps // settings.workers if snapshot is not None else None
     seed = inputs.job.plan.seed
     check = partial(ray_and_spark.check_head, settings)
     return RunObserver(folder, progress, settings, seed=seed, begins_at=begins_at, check=check)

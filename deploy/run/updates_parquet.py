@@ -185,7 +185,7 @@ class UpdatesWriter(ClosingContext):
         Raises BadInput if a part cannot be read, GiveUp if the disk is full or fails.
         """
         self.path = path
-        self.fresh = self.kept = RunTally()
+        self.fresh = self.earlier = RunTally()
         self.fresh_samples = 0
         self.earlier_s = 0.0
         self.lost = False
@@ -201,13 +201,13 @@ class UpdatesWriter(ClosingContext):
             if path.is_file():  # of an earlier version, with fewer columns
                 path.rename(path.with_name(f"{path.name}.former"))
             path.mkdir(mode=0o700, exist_ok=True)
-            for left in path.glob(".*"):
-                left.unlink()
+            for remnant in path.glob(".*"):
+                remnant.unlink()
             if restored is not None:
                 self._keep(restored)
                 self.earlier_s = max(self._ends.values(), default=0.0)
         except OSError as error:
-            raise _refused(path, error) from None
+            raise _write_error(path, error) from None
         numbers = [int(part.stem.rpartition("-")[2]) for part in parts_of(path)]
         self._part = _PartFile(path, max(numbers, default=-1) + 1)
 
@@ -225,7 +225,7 @@ class UpdatesWriter(ClosingContext):
         if self._begun_at is not None and self._clock() - self._begun_at >= self._part_s:
             self._close_part()
 
-    def moved(self) -> None:
+    def restart_clocks(self) -> None:
         """The job was resharded: further records are from other shards, with their own clocks."""
         self._moved_at = max(self._ends.values(), default=0.0)
         self._origins.clear()
@@ -241,31 +241,31 @@ class UpdatesWriter(ClosingContext):
 
         Every part is read before the first one changes.
         """
-        held = {part: self._count(part, restored) for part in parts_of(self.path)}
-        for number, (part, (kept, total)) in enumerate(held.items()):
-            if not kept:
+        counts = {part: self._count(part, restored) for part in parts_of(self.path)}
+        for number, (part, (remaining, total)) in enumerate(counts.items()):
+            if not remaining:
                 part.unlink()
-            elif kept < total:
+            elif remaining < total:
                 shorter = _PartFile(self.path, number)
-                batches = [_held(batch, restored) for batch in _read_part(part)]
+                batches = [_select_restored(batch, restored) for batch in _read_part(part)]
                 shorter.write(pa.Table.from_batches(batches, SCHEMA))
                 shorter.close(part)
 
     def _count(self, part: Path, restored: Sequence[int]) -> tuple[int, int]:
         """Tally the rows of a part that the restored versions contain; returns these and all."""
-        kept = total = 0
+        remaining = total = 0
         for batch in _read_part(part):
             total += batch.num_rows
-            batch = _held(batch, restored)
-            kept += batch.num_rows
-            self.kept += RunTally.of_columns(
+            batch = _select_restored(batch, restored)
+            remaining += batch.num_rows
+            self.earlier += RunTally.of_columns(
                 *(batch.column(name).to_numpy() for name in ("staleness", "clock_gap", "samples"))
             )
             shards, times = batch.column("shard").to_numpy(), batch.column("time").to_numpy()
             for shard in np.unique(shards).tolist():
                 last = float(times[shards == shard].max())
                 self._ends[shard] = max(self._ends.get(shard, 0.0), last)
-        return kept, total
+        return remaining, total
 
     def _batch(self, shard: int, rows: Rows) -> pa.RecordBatch:
         count = len(rows)
@@ -313,7 +313,7 @@ class UpdatesWriter(ClosingContext):
             self._part.discard()
             first, self.lost = not self.lost, True
             if first:
-                raise _refused(self.path, error) from None
+                raise _write_error(self.path, error) from None
 
 
 class _PartFile:
@@ -376,7 +376,7 @@ def _name(number: int) -> str:
     return f"part-{number:06}.parquet"
 
 
-def _held(batch: pa.RecordBatch, restored: Sequence[int]) -> pa.RecordBatch:
+def _select_restored(batch: pa.RecordBatch, restored: Sequence[int]) -> pa.RecordBatch:
     """The rows of updates that the restored versions contain.
 
     Of a shard that the snapshot no longer has, these are the rows from before the resharding.
@@ -394,16 +394,16 @@ def _read_part(
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             _check_footer(path, file)
-            wanted = list(columns or SCHEMA.names)
-            left = file.metadata.num_rows
-            for batch in file.iter_batches(columns=sorted({"shard", *wanted})):
-                left -= batch.num_rows
+            names = list(columns or SCHEMA.names)
+            remaining = file.metadata.num_rows
+            for batch in file.iter_batches(columns=sorted({"shard", *names})):
+                remaining -= batch.num_rows
                 if shard is not None:
                     batch = batch.filter(pc.equal(batch.column("shard"), shard))
-                yield batch.select(wanted)
-            if left:  # pyarrow skips an invalid page silently
+                yield batch.select(names)
+            if remaining:  # pyarrow skips an invalid page silently
                 rows = file.metadata.num_rows
-                raise BadInput(path, expected=f"{rows} rows", got=rows - left)
+                raise BadInput(path, expected=f"{rows} rows", got=rows - remaining)
     except (pa.ArrowException, MemoryError, *UNDECODABLE) as error:
         text = quote(str(error).partition("\n")[0], 200)
         raise BadInput(path, expected=f"a record of updates: {text}") from None
@@ -447,5 +447,5 @@ def _names(workers: np.ndarray[Any, Any]) -> Any:
     return pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(decoded)).dictionary_decode()
 
 
-def _refused(path: Path, error: OSError) -> GiveUp:
+def _write_error(path: Path, error: OSError) -> GiveUp:
     return GiveUp(f"{path}: expected to write the record of updates, got: {error}")

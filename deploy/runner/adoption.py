@@ -62,16 +62,16 @@ def _points(updates: Path, began: float) -> Iterator[SeriesPoint]:
 
 def _chunks(updates: Path, size: int) -> Iterator[_Columns]:
     """The columns of shard 0, `size` rows at a time; the last chunk may have fewer."""
-    held: _Columns = {name: np.empty(0) for name in _COLUMNS}
+    chunk: _Columns = {name: np.empty(0) for name in _COLUMNS}
     for batch in read_updates(updates, _COLUMNS, shard=0):
         fresh = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in _COLUMNS}
-        held = {name: np.concatenate([held[name], fresh[name]]) for name in _COLUMNS}
-        whole = len(held["time"]) // size * size
+        chunk = {name: np.concatenate([chunk[name], fresh[name]]) for name in _COLUMNS}
+        whole = len(chunk["time"]) // size * size
         for start in range(0, whole, size):
-            yield {name: held[name][start : start + size] for name in _COLUMNS}
-        held = {name: held[name][whole:] for name in _COLUMNS}
-    if len(held["time"]):
-        yield held
+            yield {name: chunk[name][start : start + size] for name in _COLUMNS}
+        chunk = {name: chunk[name][whole:] for name in _COLUMNS}
+    if len(chunk["time"]):
+        yield chunk
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def run_attempt(folder: Path) -> int:
 
 
 def boot_id() -> str:
-    """What identifies this boot of the machine; empty where the system has none."""
+    """The id of this boot of the machine; empty where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -76,12 +76,12 @@ def newest_snapshot(settings: TrainSettings) -> str | None:
         entries = SnapshotCatalog(catalog_of(settings, settings.out)).entries()
     except (DownpourError, OSError):
         return None
-    names = [each.name for each in entries if each.state is not SnapshotStatus.INCOMPLETE]
+    names = [entry.name for entry in entries if entry.state is not SnapshotStatus.INCOMPLETE]
     return max(names, key=int) if names else None
 
 
 def _identity(folder: Path) -> AttemptIdentity:
-    """Its identity: what the service ordered, or the next number without a service."""
+    """The attempt's identity, as the service ordered it, or the next number without a service."""
     orders = JournalReader(folder / job_folder.ORDERS).read()
     starts = [order for order in orders if order.kind == "start"]
     nonce = os.environ.get(job_folder.ATTEMPT_VARIABLE)
@@ -137,7 +137,7 @@ class _Attempt:
         )
 
     def _train(self) -> tuple[End, str, str]:
-        """How the training ended: its end, the code of a failure, and a message."""
+        """Train; returns how it ended: the end, the code of a failure, and a message."""
         from deploy.run.train import AlreadyFinished, run
         from deploy.runner.recording import RecordingProgress
 
@@ -150,12 +150,12 @@ class _Attempt:
         except AlreadyFinished as finished:
             return End.SUCCEEDED, "", str(finished)
         except BadInput as error:
-            return self._failed(End.FAILED, "bad_input", error)
+            return self._report_failure(End.FAILED, "bad_input", error)
         except (DownpourError, OSError) as error:
-            return self._failed(End.RETRY, "infrastructure", error)
+            return self._report_failure(End.RETRY, "infrastructure", error)
         except Exception as error:  # noqa: BLE001  # the outcome names whatever it is
             traceback.print_exc()
-            return self._failed(End.FAILED, "error", error)
+            return self._report_failure(End.FAILED, "error", error)
         if summary is None:
             return End.STOPPED, "", "stopped, with a snapshot"
         latest = summary.seconds - summary.earlier_seconds
@@ -165,13 +165,13 @@ class _Attempt:
         )
         return End.SUCCEEDED, "", took
 
-    def _failed(self, end: End, code: str, error: Exception) -> tuple[End, str, str]:
+    def _report_failure(self, end: End, code: str, error: Exception) -> tuple[End, str, str]:
         text = str(error) or type(error).__name__
         sys.stderr.write(f"downpour: error: {text}\n")
         return end, code, text
 
     def _origin(self) -> SnapshotRef | None:
-        """What to continue from; a run that left nothing to continue from is moved away."""
+        """The snapshot to continue from; a run that left nothing to continue from is moved away."""
         out = self._settings.out
         if (out / RUN_SETTINGS).is_file() and self._identity.attempt > 1:
             catalog = catalog_of(self._settings, out)
@@ -223,11 +223,11 @@ class _Attempt:
     def _answer(self, order: Entry, act: Callable[[Entry], dict[str, Any]]) -> None:
         """Carry out an order, and answer it by an event that says what came of it."""
         try:
-            found = {"ok": True, **act(order)}
+            answer = {"ok": True, **act(order)}
         except (BadInput, GiveUp, OSError) as error:
-            found = {"ok": False, "text": str(error)}
+            answer = {"ok": False, "text": str(error)}
         order_id = order.data.get("order_id")
-        self._events.append("answer", self._identity.attempt, order_id=order_id, **found)
+        self._events.append("answer", self._identity.attempt, order_id=order_id, **answer)
 
     def _snapshot(self, _: Entry) -> dict[str, Any]:
         from deploy.run.snapshots import request_snapshot

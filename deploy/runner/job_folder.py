@@ -53,7 +53,7 @@ _LONGEST_REASON = 400
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user submitted, besides the settings.
+    """A submission of a user, besides the settings.
 
     `owner` is the name of the token that submitted it; `origin` a snapshot to start from;
     `request_key` the idempotency key of the request.
@@ -81,7 +81,7 @@ class AttemptIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class End(StrEnum):
-    """How an attempt ended, as the runner saw it."""
+    """The end of an attempt, as the runner saw it."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -142,8 +142,8 @@ def driver_log(folder: Path, attempt: int) -> Path:
 
 def plain(value: msgspec.Struct) -> dict[str, Any]:
     """A struct as JSON values."""
-    found: dict[str, Any] = msgspec.to_builtins(value)
-    return found
+    values: dict[str, Any] = msgspec.to_builtins(value)
+    return values
 
 
 def last_error(lines: Sequence[str]) -> str:

@@ -48,11 +48,11 @@ class Journal:
         self._lock = threading.Lock()
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            self._end = self._recovered(known or JournalEnd())
+            self._end = self._recover_end(known or JournalEnd())
         except OSError as error:
             raise GiveUp(f"{path}: {error.strerror}") from None
 
-    def _recovered(self, known: JournalEnd) -> JournalEnd:
+    def _recover_end(self, known: JournalEnd) -> JournalEnd:
         """The present end, without a line that a killed writer left unfinished."""
         # A file that is shorter, or has no line that ends there, is not the one that was known.
         if known.size and os.pread(self._file, 1, known.size - 1) != b"\n":
@@ -116,10 +116,10 @@ class JournalReader:
             return []
         entries, whole = _parse(content)
         self._offset += whole
-        found = [entry for entry in entries if entry.number > self.after]
-        if found:
-            self.after = found[-1].number
-        return found
+        fresh = [entry for entry in entries if entry.number > self.after]
+        if fresh:
+            self.after = fresh[-1].number
+        return fresh
 
 
 def _parse(content: bytes) -> tuple[list[Entry], int]:

@@ -72,7 +72,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FigureTally:
-    """What readings need from all update records of an attempt, in constant memory."""
+    """The figures that readings need from all update records of an attempt, in constant memory."""
 
     def __init__(self) -> None:
         self._staleness = np.zeros(LARGEST_STALENESS + 1, np.int64)
@@ -94,13 +94,13 @@ class FigureTally:
         if records:
             self._add_times(records[0])
         if readings.waiting:
-            running = [each for each in readings.workers if each.standing == "runs"]
+            running = [worker for worker in readings.workers if worker.standing == "runs"]
             if running:
                 slowest = min(running, key=lambda worker: worker.clock)
                 self._holds[slowest.name] += len(readings.waiting)
 
     def every_shard_updated(self, shards: int) -> bool:
-        """Whether each shard has applied an update in this attempt."""
+        """Return whether each shard has applied an update in this attempt."""
         return len(self._updated) >= shards
 
     def reading(
@@ -134,9 +134,9 @@ class FigureTally:
     def _add_times(self, rows: Rows) -> None:
         for name in np.unique(rows["worker"]):
             times = self._times.setdefault(bytes(name).decode(errors="replace"), WorkerTimes())
-            own = rows[rows["worker"] == name]
+            records = rows[rows["worker"] == name]
             for part in WorkerTimes.__struct_fields__:
-                setattr(times, part, getattr(times, part) + float(own[f"{part}_s"].sum()))
+                setattr(times, part, getattr(times, part) + float(records[f"{part}_s"].sum()))
 
     def _quantile(self, share: float) -> float | None:
         total = int(self._staleness.sum())
@@ -175,10 +175,12 @@ class ReadingFiles:
         self._count += 1
         if self._count >= MAX_POINTS:
             points = read_series(self._series)
-            kept = thinned(points, len(points) // 2)
+            remaining = thin_out(points, len(points) // 2)
             with whole_file(self._series) as partial:
-                partial.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
-            self._count = len(kept)
+                partial.write_bytes(
+                    b"".join(msgspec.json.encode(point) + b"\n" for point in remaining)
+                )
+            self._count = len(remaining)
             self._interval = 2 * max(1.0, self._interval)
 
 
@@ -207,7 +209,7 @@ def read_series(path: Path) -> list[SeriesPoint]:
     return points
 
 
-def thinned(values: Sequence[Value], most: int) -> list[Value]:
+def thin_out(values: Sequence[Value], most: int) -> list[Value]:
     """At most `most` of the values, evenly spread, with the first and the last; `most` is >= 2."""
     if len(values) <= most:
         return list(values)

@@ -30,7 +30,7 @@ _MAX_UNWRITTEN = 1000
 
 
 class Health:
-    """Whether a job has all its workers; `look` returns the kinds of events that are due."""
+    """Watches whether a job has all its workers; `update` returns the events that are due."""
 
     def __init__(self) -> None:
         self._short_since: float | None = None
@@ -78,12 +78,12 @@ class RecordingProgress(Progress):
 
     @classmethod
     def into(cls, journal: Journal, folder: Path, attempt: int) -> Callable[..., Progress]:
-        """What makes the display of a run, for `deploy.run.train.run`."""
+        """Return a display factory that records into this journal, for `deploy.run.train.run`."""
         return lambda **figures: cls(journal, folder, attempt, **figures)
 
-    def starting(self, what: str) -> None:
-        super().starting(what)
-        self._record("starting", what=what)
+    def starting(self, subject: str) -> None:
+        super().starting(subject)
+        self._record("starting", what=subject)
 
     def update(self, statuses: Sequence[ShardStatus], records: Sequence[Rows] = ()) -> None:
         super().update(statuses, records)
@@ -100,8 +100,8 @@ class RecordingProgress(Progress):
         if now - self._written_at >= _EVERY_S:
             self._write()
 
-    def evaluated(self, result: Evaluation) -> None:
-        super().evaluated(result)
+    def show_evaluation(self, result: Evaluation) -> None:
+        super().show_evaluation(result)
         self._accuracy = result.figures.get("accuracy", self._accuracy)
         self._record("tested", iteration=result.iteration, figures=dict(result.figures))
         if self.readings is not None:
@@ -149,6 +149,6 @@ def _health_text(kind: str, readings: Readings) -> str:
     if kind == "diverged":
         return "the loss is not a finite number: lower the learning rate, or clip gradients"
     planned = len(readings.workers) + readings.absent
-    lost = [each.name for each in readings.workers if each.standing.startswith("is silent")]
+    lost = [worker.name for worker in readings.workers if worker.standing.startswith("is silent")]
     alive = planned - readings.absent - len(lost)
     return f"{alive} of {planned} workers are alive"

@@ -78,7 +78,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exposure_of(host: str, *, tls: bool, proxy: str | None, require_tokens: bool) -> Exposure:
-    """What serving on `host` asks for; raises BadInput where others could listen or walk in."""
+    """The protections that `host` requires; BadInput if it would be reachable without them."""
     if proxy is not None:
         parts = urlsplit(proxy)
         if parts.scheme != "https" or not parts.netloc or parts.path.strip("/"):
@@ -100,8 +100,8 @@ def exposure_of(host: str, *, tls: bool, proxy: str | None, require_tokens: bool
 
 def sender(request: Request) -> Principal:
     """The sender of a request that the guard has let through."""
-    found: Principal = request.state.principal
-    return found
+    principal: Principal = request.state.principal
+    return principal
 
 
 Sender = Annotated[Principal, Depends(sender)]
@@ -181,7 +181,7 @@ class AccessGuard:
         state = scope.setdefault("state", {})
         state["audit"] = note = {"job": route.job or "", "project": "", "detail": ""}
         try:
-            state["principal"] = await self._admitted(scope, route, headers, note)
+            state["principal"] = await self._find_sender(scope, route, headers, note)
         except Problem as problem:
             await self._refusal(problem, route, scope)(scope, receive, reply.send)
         except sa.exc.SQLAlchemyError as error:
@@ -212,7 +212,7 @@ class AccessGuard:
         if body.too_large and not reply.started:
             await _too_large(body.most).response()(scope, body.receive, reply.send)
 
-    async def _admitted(
+    async def _find_sender(
         self, scope: Scope, route: Route, headers: Headers, note: dict[str, str]
     ) -> Principal:
         """The sender of the request; raises a Problem if it may not do this."""
@@ -230,8 +230,8 @@ class AccessGuard:
         principal = self._authenticate(headers, address_of(scope), note) if asks else LOCAL
         note["actor"], note["token"] = principal.name, principal.token
         if scope["method"] in _UNSAFE and principal.session:
-            given = headers.get("x-csrf-token", "")
-            if not tokens.constant_time_equal(given, tokens.csrf_of(principal.session)):
+            token = headers.get("x-csrf-token", "")
+            if not tokens.constant_time_equal(token, tokens.csrf_of(principal.session)):
                 text = "X-CSRF-Token: expected the text of this session's pages, got another"
                 raise Problem(403, "csrf", text, hint="load the page again")
         _check_role(principal, route)
@@ -241,19 +241,21 @@ class AccessGuard:
 
     def _authenticate(self, headers: Headers, address: str, note: dict[str, str]) -> Principal:
         """The sender by its token or its cookie; raises the problem 401 or 429."""
-        given = headers.get("authorization")
-        if given is None:
+        authorisation = headers.get("authorization")
+        if authorisation is None:
             session = session_of(headers, self._exposure.cookie)
             principal = self._access.of_session(session) if session else None
             if principal is None:
-                raise unauthenticated("expected a token, got none")
+                raise refuse_unauthenticated("expected a token, got none")
             return principal
-        scheme, _, token = given.partition(" ")
+        scheme, _, token = authorisation.partition(" ")
         principal = self._access.of_token(token.strip())
         if principal is None or scheme.lower() != "bearer":
             self._failures.count(address)
             note["token"] = tokens.token_id(token) or ""
-            raise unauthenticated("expected one that is neither revoked nor expired, got another")
+            raise refuse_unauthenticated(
+                "expected one that is neither revoked nor expired, got another"
+            )
         return principal
 
     def _check_job(self, principal: Principal, route: Route, note: dict[str, str]) -> None:
@@ -283,8 +285,8 @@ class AccessGuard:
                 raise _foreign()
             return
         origin = headers.get("origin")
-        own = self._exposure.origin or host
-        if foreign or (origin is not None and urlsplit(origin).netloc != own):
+        allowed = self._exposure.origin or host
+        if foreign or (origin is not None and urlsplit(origin).netloc != allowed):
             raise _foreign()
 
     def _refusal(self, problem: Problem, route: Route, scope: Scope) -> Response:
@@ -292,8 +294,8 @@ class AccessGuard:
         if problem.status != 401 or not route.rule.page:
             return self._answer(problem, scope)
         query = scope["query_string"].decode("latin-1")
-        here = scope["path"] + (f"?{query}" if query else "")
-        return RedirectResponse(f"/sign-in?next={quote(here)}", 303)
+        target = scope["path"] + (f"?{query}" if query else "")
+        return RedirectResponse(f"/sign-in?next={quote(target)}", 303)
 
     async def _record(self, scope: Scope, route: Route, note: dict[str, str], status: int) -> None:
         """Add a change, or the refusal of one, to the audit."""
@@ -331,7 +333,7 @@ class _Reply:
             names = {name.lower() for name, _ in message["headers"]}
             if b"cache-control" not in names:
                 message["headers"] = [*message["headers"], (b"cache-control", b"no-store")]
-            more = [each for each in _HEADERS.items() if each[0] not in names]
+            more = [header for header in _HEADERS.items() if header[0] not in names]
             message["headers"] = [*message["headers"], *more]
         await self._send(message)
 
@@ -363,10 +365,10 @@ def address_of(scope: Scope) -> str:
 def session_of(headers: Headers, cookie: str) -> str:
     """The secret in the session's cookie; empty without one."""
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(cookie)
+        morsel = SimpleCookie(headers.get("cookie", "")).get(cookie)
     except CookieError:
         return ""
-    return found.value if found is not None else ""
+    return morsel.value if morsel is not None else ""
 
 
 def _hostname(host: str) -> str:
@@ -382,10 +384,10 @@ def _check_sizes(scope: Scope, headers: Headers) -> None:
     if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
         raise Problem(431, "too_large", f"headers: expected at most {MAX_HEADER_BYTES} bytes")
     if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-        wanted, got = "text without NUL characters", "text with one"
+        expected, got = "text without NUL characters", "text with one"
         raise Problem(
-            422, "bad_input", f"path: expected {wanted}, got {got}", field="path", expected=wanted,
-            got=got, hint="leave out %00",
+            422, "bad_input", f"path: expected {expected}, got {got}", field="path",
+            expected=expected, got=got, hint="leave out %00",
         )  # fmt: skip
 
 
@@ -400,7 +402,7 @@ def _check_role(principal: Principal, route: Route) -> None:
     rule = route.rule
     if rule.role is None:
         return
-    lowest = rule.own or rule.role
+    lowest = rule.owner_role or rule.role
     if not principal.role.includes(lowest):
         raise _forbidden(lowest, principal)
     if rule.everywhere and principal.projects is not None:
@@ -421,7 +423,7 @@ def _foreign() -> Problem:
     return Problem(403, "foreign_origin", "Origin: expected this service's own page")
 
 
-def unauthenticated(why: str) -> Problem:
+def refuse_unauthenticated(why: str) -> Problem:
     hint = "send the header Authorization: Bearer TOKEN, or give --token-file"
     headers = {"WWW-Authenticate": "Bearer"}
     return Problem(401, "unauthenticated", f"token: {why}", hint=hint, headers=headers)

@@ -49,8 +49,8 @@ class ProjectLimits(msgspec.Struct, frozen=True, kw_only=True):
     upload_bytes: int | None = None
 
 
-def left(limit: int | None, used: int | None) -> float:
-    """What a limit leaves after `used`; without a limit, infinity."""
+def remaining_quota(limit: int | None, used: int | None) -> float:
+    """The part of a limit that remains after `used`; without a limit, infinity."""
     return math.inf if limit is None else limit - (used or 0)
 
 
@@ -118,12 +118,12 @@ class AccessStore:
 
     def revoke(self, token: str) -> TokenRow:
         """Revoke a live token, by its id or name, and end its sessions; raises BadInput."""
-        found = [
+        matches = [
             row for row in self.tokens() if token in {row.id, row.name} and row.revoked is None
         ]
-        if not found:
+        if not matches:
             raise BadInput("token", expected="the id or name of one", got=token[:80])
-        row, table, session = found[0], database_tables.token, database_tables.session
+        row, table, session = matches[0], database_tables.token, database_tables.session
         with self._engine.begin() as connection:
             revoked = sa.update(table).values(revoked=self._clock()).where(table.c.id == row.id)
             connection.execute(revoked)
@@ -131,7 +131,7 @@ class AccessStore:
         return row
 
     def any_token(self) -> bool:
-        """Whether there is a token that is neither revoked nor expired."""
+        """Return whether there is a token that is neither revoked nor expired."""
         query = sa.select(database_tables.token.c.id).where(*_live(self._clock())).limit(1)
         with self._engine.connect() as connection:
             return connection.execute(query).first() is not None
@@ -181,7 +181,7 @@ class AccessStore:
             connection.execute(sa.delete(table).where(which))
 
     def is_valid(self, principal: Principal) -> bool:
-        """Whether a sender that was accepted earlier still would be."""
+        """Return whether a sender that was accepted earlier still would be."""
         if principal.session:
             return self.of_session(principal.session) is not None
         if not principal.token:

@@ -1,4 +1,4 @@
-"""What is alarming about a job or a disk: rules over figures and the time that is passed in.
+"""The alarms about a job or a disk: rules over figures and the time that is passed in.
 
 An alert is on or off; each change is an entry in the job's journal, so that a restarted service
 repeats none. Rules that ask how long something has been so begin again after a restart.
@@ -72,7 +72,7 @@ class JobWatch:
             yield "silent", f"contact {row.contact}"
         if row.code == "disk":
             yield "disk", row.reason
-        if trouble := _lost_place(row):
+        if trouble := _find_unwritable(row):
             yield UNWRITABLE, trouble
         if self._lasts(row.id, "degraded", row.state is JobState.DEGRADED, now) >= _DEGRADED_S:
             yield "degraded", row.reason
@@ -85,7 +85,7 @@ class JobWatch:
         if self._lasts(row.id, "at_bound", waiting, now) >= _AT_BOUND_S:
             yield "at_bound", f"{len(figures.waiting)} of {len(figures.workers)} workers wait"
         total = sum(reading.holds.values())
-        name, most = max(reading.holds.items(), key=lambda held: held[1], default=("", 0))
+        name, most = max(reading.holds.items(), key=lambda hold: hold[1], default=("", 0))
         if total >= _HOLDS_MIN and most > _HOLDS_SHARE * total and len(figures.workers) > 2:
             yield "held_up", f"{name} is the slowest in {most / total:.0%} of all waits"
 
@@ -104,7 +104,7 @@ def unwritable(folder: Path) -> str:
     return f"{folder} cannot be written, as on a disk that was mounted read-only, or not at all"
 
 
-def _lost_place(row: JobRow) -> str:
+def _find_unwritable(row: JobRow) -> str:
     """Which place of a job that trains, or is to train again, cannot be written; empty if none.
 
     The run folder of a job with a snapshot is missing if its disk is not mounted: another attempt
@@ -113,16 +113,16 @@ def _lost_place(row: JobRow) -> str:
     if row.state not in TRAINING | {JobState.RECOVERING}:
         return ""
     out = Path(row.settings["out"])
-    places = [out if row.snapshot is not None else existing(out)]
+    folders = [out if row.snapshot is not None else existing(out)]
     for name in ("snapshots", "logs"):
-        place = row.settings.get(name)
-        if place is not None and "://" not in place:
-            places.append(existing(Path(place)))
-    return next(filter(None, map(unwritable, places)), "")
+        location = row.settings.get(name)
+        if location is not None and "://" not in location:
+            folders.append(existing(Path(location)))
+    return next(filter(None, map(unwritable, folders)), "")
 
 
 class DiskWatch:
-    """Whether disks have room: below twice the reserve no job starts, below it jobs are paused."""
+    """Watches the room on disks: below twice the reserve no job starts, below it jobs pause."""
 
     def __init__(self, reserve_bytes: int, free: Callable[[Path], int | None] = free_bytes) -> None:
         self.reserve_bytes = reserve_bytes

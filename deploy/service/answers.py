@@ -1,4 +1,4 @@
-"""What the routes of the service answer with, as types, and its OpenAPI document.
+"""The types of the answers of the service's routes, and its OpenAPI document.
 
 The document has these types, so that a client that is generated from it has them, too. The routes
 answer with plain values: tests/deploy/service/test_answers.py compares them with the types.
@@ -116,7 +116,7 @@ class SnapshotList(msgspec.Struct):
 
 
 class SnapshotVerdict(msgspec.Struct):
-    """Whether a snapshot is good; `complaints` name each bad file."""
+    """The verdict on a snapshot; `complaints` name each bad file."""
 
     snapshot: str
     good: bool
@@ -251,7 +251,7 @@ class WebhookList(msgspec.Struct):
 
 
 class GarbageFound(msgspec.Struct):
-    """What may be deleted, its bytes, and the bytes that were deleted."""
+    """The files that may be deleted, their bytes, and the bytes that were deleted."""
 
     removals: list[Removal]
     bytes: int
@@ -343,7 +343,9 @@ def _add_answers(document: dict[str, Any]) -> None:
         for method, operation in methods.items():
             route = f"{method.upper()} {path.removeprefix(API)}"
             (answer,) = [
-                each for status, each in operation["responses"].items() if status.startswith("2")
+                answer_of_status
+                for status, answer_of_status in operation["responses"].items()
+                if status.startswith("2")
             ]
             if route in ANSWERS:
                 content = answer.setdefault("content", {})

@@ -22,7 +22,7 @@ from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.comparison import curve
 from deploy.service.job_rows import JobDetails, JobFilter, JobRow, JobShown
 from deploy.service.job_store import JobStore
-from deploy.service.long_answers import CHUNK_BYTES, opened_at, pieces
+from deploy.service.long_answers import CHUNK_BYTES, open_at, pieces
 from deploy.service.problems import Problem, not_found
 from deploy.service.states import JobState, Verb
 from deploy.service.strict_requests import CURSOR, strict_router
@@ -90,14 +90,14 @@ class RouteDependencies(msgspec.Struct, frozen=True):
     uploads: Uploads
 
     def usage(self, project: str) -> ProjectLimits:
-        """What a project uses now, in the terms of its limits."""
+        """The present use of a project, in the terms of its limits."""
         sent = self.uploads.usage(project)
         return msgspec.structs.replace(
             self.store.usage(project), uploads=sent.uploads, upload_bytes=sent.upload_bytes
         )
 
 
-def shown(row: JobRow, *, settings: bool = False) -> dict[str, Any]:
+def show_job(row: JobRow, *, settings: bool = False) -> dict[str, Any]:
     """A job as the interface shows it."""
     plain: dict[str, Any] = msgspec.to_builtins(row)
     kind = JobDetails if settings else JobShown
@@ -121,7 +121,7 @@ def find(store: JobStore, job: str) -> JobRow:
         raise not_found("job", job) from None
 
 
-def seen(store: JobStore, sender: Principal, jobs: Sequence[str]) -> list[JobRow]:
+def find_visible(store: JobStore, sender: Principal, jobs: Sequence[str]) -> list[JobRow]:
     """These jobs; raises the problem 404 for one that the sender may not see."""
     rows = [find(store, job) for job in jobs]
     for row in rows:
@@ -147,19 +147,19 @@ class _Once:
         self._lock = threading.Lock()
 
     def __call__(
-        self, key: str | None, what: str, status: int, make: Callable[[], dict[str, Any]]
+        self, key: str | None, request: str, status: int, make: Callable[[], dict[str, Any]]
     ) -> JSONResponse:
         """The answer of `make`, or that of the request that had this key before."""
         if key is None:
             return JSONResponse(make(), status)
-        digest = hashlib.sha256(what.encode()).hexdigest()
+        digest = hashlib.sha256(request.encode()).hexdigest()
         with self._lock:
             if key in self._busy:
                 text = "Idempotency-Key: an earlier request with this key is in progress"
                 raise Problem(409, "in_progress", text, hint="repeat the request later")
             self._busy.add(key)
         try:
-            earlier = self._store.answered(key)
+            earlier = self._store.earlier_answer(key)
             if earlier is None:
                 answer = make()
                 self._store.answer(key, digest, status, answer)
@@ -185,7 +185,7 @@ def _add_jobs(router: APIRouter, dependencies: RouteDependencies) -> None:
         def act() -> dict[str, Any]:
             row = dependencies.admission.submit(body, key, sender)
             note(request, job=row.id, project=row.project)
-            return shown(row)
+            return show_job(row)
 
         return once(key, f"POST /jobs {body.model_dump_json()}", 201, act)
 
@@ -200,24 +200,26 @@ def _add_jobs(router: APIRouter, dependencies: RouteDependencies) -> None:
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> Response:
         """Jobs, the newest first. `cursor` of an answer continues the list."""
-        wanted = JobFilter(state=state, projects=sender.projects, project=project, label=label, q=q)
-        page = store.page(wanted, limit, cursor)
-        answer = {"jobs": [shown(row) for row in page.jobs], "cursor": page.cursor}
+        criteria = JobFilter(
+            state=state, projects=sender.projects, project=project, label=label, q=q
+        )
+        page = store.page(criteria, limit, cursor)
+        answer = {"jobs": [show_job(row) for row in page.jobs], "cursor": page.cursor}
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     @router.get("/jobs/{job}")
     def describe(job: JobId) -> dict[str, Any]:
         """One job with its settings and, while it is queued, its position and what it waits for."""
-        return shown(dependencies.supervisor.with_position(find(store, job)), settings=True)
+        return show_job(dependencies.supervisor.with_position(find(store, job)), settings=True)
 
     @router.patch("/jobs/{job}")
     def change(job: JobId, body: JobChange) -> dict[str, Any]:
         """Change the name, the labels or the priority."""
         row = find(store, job)
-        values = dependencies.admission.checked(body.model_dump(exclude_none=True))
+        values = dependencies.admission.check_changes(body.model_dump(exclude_none=True))
         if values:
             store.note(row, "changed", **values)
-        return shown(find(store, job), settings=True)
+        return show_job(find(store, job), settings=True)
 
     @router.delete("/jobs/{job}", status_code=204)
     def delete(job: JobId) -> None:
@@ -279,7 +281,7 @@ def _add_verbs(router: APIRouter, dependencies: RouteDependencies) -> None:
         others it continues from a snapshot, in another attempt.
         """
         row = find(store, job)
-        settings = dependencies.admission.changed(row, body.settings)
+        settings = dependencies.admission.apply_changes(row, body.settings)
         return ask(sender, job, Verb.SET, key, settings=settings, changes=body.settings)
 
     @router.post("/jobs/{job}:clone", status_code=202)
@@ -294,9 +296,9 @@ def _add_verbs(router: APIRouter, dependencies: RouteDependencies) -> None:
         row, key = find(store, job), own_key(sender, key)
 
         def act() -> dict[str, Any]:
-            made = dependencies.admission.clone(row, body, key, sender)
-            note(request, job=job, project=row.project, detail=f"made {made.id}")
-            return {"order_id": made.id, **shown(made)}
+            clone_row = dependencies.admission.clone(row, body, key, sender)
+            note(request, job=job, project=row.project, detail=f"made {clone_row.id}")
+            return {"order_id": clone_row.id, **show_job(clone_row)}
 
         return once(key, f"POST /jobs/{job}:clone {body.model_dump_json()}", 202, act)
 
@@ -325,8 +327,8 @@ def _add_details(router: APIRouter, dependencies: RouteDependencies) -> None:
     @router.get("/jobs/{job}/reading")
     def reading(job: JobId) -> dict[str, Any]:
         """The newest figures: workers, shards, staleness, waits."""
-        found = read_newest(store.folder(find(store, job).id) / job_folder.READINGS)
-        return {"reading": msgspec.to_builtins(found)}
+        newest = read_newest(store.folder(find(store, job).id) / job_folder.READINGS)
+        return {"reading": msgspec.to_builtins(newest)}
 
     @router.get("/jobs/{job}/series", responses={200: {"content": {"text/csv": {}}}})
     def series(
@@ -338,13 +340,13 @@ def _add_details(router: APIRouter, dependencies: RouteDependencies) -> None:
     ) -> Response:
         """Columns of the job's series, `points` points at most, and the tests of the weights."""
         row = find(store, job)
-        wanted = [name for name in names.split(",") if name]
-        for name in wanted:
+        selected = [name for name in names.split(",") if name]
+        for name in selected:
             if name not in SeriesPoint.__struct_fields__:
                 expected = ", ".join(SeriesPoint.__struct_fields__)
                 detail = f"names: expected {expected}, got {name[:80]}"
                 raise Problem(422, "bad_input", detail, field="names", got=name[:80])
-        across, columns = curve(store, row, wanted, x, points)
+        across, columns = curve(store, row, selected, x, points)
         if form == "csv":
             return _as_csv(x, across, columns)
         tests = evaluations(TrainSettings.of_plain(row.settings))
@@ -371,7 +373,7 @@ def _add_details(router: APIRouter, dependencies: RouteDependencies) -> None:
                 return Response("", media_type="text/plain", headers=headers)
             raise not_found("part", name[:80], f"this job has {', '.join(sorted(parts)) or 'none'}")
         try:
-            file, start, size = opened_at(parts[name], tail, after, MAX_LOG_BYTES)
+            file, start, size = open_at(parts[name], tail, after, MAX_LOG_BYTES)
         except FileNotFoundError:
             raise Problem(410, "gone", f"part {name}: deleted") from None
         except OSError as error:
@@ -400,22 +402,22 @@ def _add_streams(router: APIRouter, dependencies: RouteDependencies) -> None:
         """Server-sent events: `event` with an id, and `reading`. Last-Event-ID is honoured."""
         last = request.headers.get("last-event-id", "")
         since = int(last) if last.isdecimal() else after
-        wanted = [job for job in jobs.split(",") if job]
-        for job in wanted:
+        ids = [job for job in jobs.split(",") if job]
+        for job in ids:
             row = await asyncio.to_thread(find, dependencies.store, job)
             if not sender.sees(row.project):
                 raise not_found("job", job)
 
         async def body() -> AsyncIterator[bytes]:
-            async for each in stream.messages(
+            async for text in stream.messages(
                 dependencies.store,
                 dependencies.feed,
-                wanted,
+                ids,
                 since,
                 sender.projects,
                 lambda: dependencies.access.is_valid(sender),
             ):
-                yield each
+                yield text
 
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(body(), media_type="text/event-stream", headers=headers)

@@ -29,7 +29,7 @@ from deploy.service.retention import ServiceLimits
 from deploy.service.route_roles import API
 from deploy.service.states import JobState
 from deploy.service.stream import Feed
-from deploy.service.strict_requests import malformed, refusal
+from deploy.service.strict_requests import refusal, refuse_malformed
 from deploy.service.submissions import Submissions
 from deploy.service.supervisor import Supervisor
 from deploy.service.traces import JobTraces
@@ -43,7 +43,7 @@ POLL_S = 0.25
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a service runs. `slots` are workers at a time; `roots` the folders that jobs may name.
+    """The options of a service. `slots` are workers at a time; `roots` folders that jobs may name.
 
     `exposure` says whether requests need tokens; `database` names another one than the home does.
     """
@@ -74,7 +74,7 @@ class Service:
         self.feed = Feed()
         self.exposure = options.exposure
         self.access = AccessStore(engine, clock)
-        self.store = JobStore(options.home, engine, self.feed.changed, clock)
+        self.store = JobStore(options.home, engine, self.feed.note_change, clock)
         self.supervisor = Supervisor(
             self.store,
             launcher or LocalLauncher(),
@@ -128,7 +128,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether the supervisor has looked at all jobs lately."""
+        """True if the supervisor has looked at all jobs lately."""
         return time.monotonic() - self.looked_at < 30.0 and not self._stopped.is_set()
 
     def _catch_up(self) -> None:
@@ -224,12 +224,12 @@ def _add_errors(app: FastAPI, pages: page.ErrorPages) -> None:
     """Answer every error by a problem."""
 
     @app.exception_handler(Problem)
-    def refused(request: Request, problem: Problem) -> Response:
+    def answer_problem(request: Request, problem: Problem) -> Response:
         return pages.answer(problem, request.scope)
 
     @app.exception_handler(DownpourError)
     @app.exception_handler(OSError)
-    def failed(request: Request, error: DownpourError | OSError) -> Response:
+    def answer_error(request: Request, error: DownpourError | OSError) -> Response:
         return pages.answer(of_error(error), request.scope)
 
     @app.exception_handler(sa.exc.SQLAlchemyError)
@@ -243,4 +243,4 @@ def _add_errors(app: FastAPI, pages: page.ErrorPages) -> None:
     @app.exception_handler(HTTPException)
     def unreadable(request: Request, error: HTTPException) -> Response:
         # Paths and methods are checked before: this is a body that cannot be read.
-        return pages.answer(malformed(error.status_code), request.scope)
+        return pages.answer(refuse_malformed(error.status_code), request.scope)

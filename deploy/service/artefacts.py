@@ -1,4 +1,4 @@
-"""What a run leaves behind: its results, with sizes and digests, and the names to fetch them by."""
+"""The artefacts of a run: its results, with sizes and digests, and the names to fetch them by."""
 
 import hashlib
 import threading
@@ -46,15 +46,15 @@ class Artefacts:
 
     def of(self, run: Path) -> list[Artefact]:
         """The artefacts of a run folder that exist by now."""
-        found = []
+        artefacts = []
         for name, path in _files(run).items():
             try:
                 seen = path.stat()
                 digest = self._digest(path, seen.st_size, seen.st_mtime_ns)
             except OSError:
                 continue  # a run replaces its files while it trains
-            found.append(Artefact(name, seen.st_size, seen.st_mtime, digest))
-        return found
+            artefacts.append(Artefact(name, seen.st_size, seen.st_mtime, digest))
+        return artefacts
 
     def _digest(self, path: Path, size: int, modified: int) -> str:
         key = (str(path), size, modified)
@@ -86,9 +86,9 @@ def sha256_of(path: Path) -> str:
 def _files(run: Path) -> dict[str, Path]:
     """The files by name. A symbolic link in a run folder is none: it may lead anywhere."""
     parts = sorted((run / UPDATES).glob("part-*.parquet"))
-    each = [*(run / name for name in KINDS), *parts]
+    paths = [*(run / name for name in KINDS), *parts]
     return {
         path.relative_to(run).as_posix(): path
-        for path in each
+        for path in paths
         if path.is_file() and not path.is_symlink()
     }

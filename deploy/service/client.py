@@ -48,7 +48,7 @@ class ServiceClient:
         self._http = httpx.Client(
             base_url=f"{self._url}/api/v1",
             headers={"Authorization": f"Bearer {token}"} if token is not None else {},
-            verify=_trusted(ca_file),
+            verify=_load_certificates(ca_file),
             timeout=30.0,
             transport=transport,
             trust_env=False,
@@ -79,32 +79,32 @@ class ServiceClient:
 
     def get(self, path: str, **parameters: Any) -> dict[str, Any]:
         """The JSON answer to a GET."""
-        given = {name: value for name, value in parameters.items() if value is not None}
-        found: dict[str, Any] = self.call("GET", path, params=given).json()
-        return found
+        present = {name: value for name, value in parameters.items() if value is not None}
+        answer: dict[str, Any] = self.call("GET", path, params=present).json()
+        return answer
 
     def post(self, path: str, body: dict[str, Any], key: str | None = None) -> dict[str, Any]:
         """The JSON answer to a POST."""
         headers = {"Idempotency-Key": key} if key is not None else {}
-        found: dict[str, Any] = self.call("POST", path, json=body, headers=headers).json()
-        return found
+        answer: dict[str, Any] = self.call("POST", path, json=body, headers=headers).json()
+        return answer
 
-    def unfinished(self) -> Iterator[dict[str, Any]]:
+    def list_unfinished(self) -> Iterator[dict[str, Any]]:
         """Every job that is not in a terminal state, the newest first."""
-        wanted = {"state": [state for state in JobState if state not in TERMINAL], "limit": _PAGE}
+        criteria = {"state": [state for state in JobState if state not in TERMINAL], "limit": _PAGE}
         cursor = None
         while True:
-            found = self.get("/jobs", cursor=cursor, **wanted)
-            yield from found["jobs"]
-            if (cursor := found["cursor"]) is None:
+            page = self.get("/jobs", cursor=cursor, **criteria)
+            yield from page["jobs"]
+            if (cursor := page["cursor"]) is None:
                 return
 
     @property
     def is_local(self) -> bool:
-        """Whether the service is on this machine, and can read its files."""
+        """True if the service is on this machine, and can read its files."""
         return on_this_host(urlsplit(self._url).hostname or "")
 
-    def uploaded(
+    def upload_files(
         self, settings: dict[str, Any], note: Callable[[str], object], project: str = "default"
     ) -> dict[str, Any]:
         """Send the files that settings name; returns these settings as the service has them."""
@@ -119,8 +119,8 @@ class ServiceClient:
             )  # fmt: skip
         except BadInput:
             files = self.get(f"/uploads/{upload}")["files"]
-            (found,) = [file for file in files if file["path"] == path]
-            if found["received"] != offset + len(chunk):
+            (progress,) = [file for file in files if file["path"] == path]
+            if progress["received"] != offset + len(chunk):
                 raise
 
     def download(
@@ -144,11 +144,13 @@ class ServiceClient:
         """The job once it is in a terminal state; raises GiveUp after `timeout_s` seconds."""
         waited = 0.0
         while True:
-            found: dict[str, Any] = self.call("GET", f"/jobs/{job}", patience_s=PATIENCE_S).json()
-            if JobState(found["state"]) in TERMINAL:
-                return found
+            description: dict[str, Any] = self.call(
+                "GET", f"/jobs/{job}", patience_s=PATIENCE_S
+            ).json()
+            if JobState(description["state"]) in TERMINAL:
+                return description
             if timeout_s is not None and waited >= timeout_s:
-                raise GiveUp(f"wait: job {job} is {found['state']} after {timeout_s:g} s")
+                raise GiveUp(f"wait: job {job} is {description['state']} after {timeout_s:g} s")
             self._sleep(_POLL_S)
             waited += _POLL_S
 
@@ -179,10 +181,10 @@ class ServiceClient:
                 self.call("GET", f"/jobs/{job}", patience_s=PATIENCE_S).json()["state"]
             )
             path, which = f"/jobs/{job}/events", {"after": after, "limit": 1000}
-            found = self.call("GET", path, params=which, patience_s=PATIENCE_S).json()["events"]
-            yield from found
-            after = found[-1]["id"] if found else after
-            if len(found) == 1000:
+            events = self.call("GET", path, params=which, patience_s=PATIENCE_S).json()["events"]
+            yield from events
+            after = events[-1]["id"] if events else after
+            if len(events) == 1000:
                 continue
             if not follow or state in TERMINAL:
                 return
@@ -200,7 +202,7 @@ def absolute(path: Path) -> str:
     return str(path.absolute())
 
 
-def _trusted(ca_file: Path | None) -> ssl.SSLContext:
+def _load_certificates(ca_file: Path | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # ssl.SSLError is one

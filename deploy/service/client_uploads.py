@@ -1,4 +1,4 @@
-"""What a client sends of its files to a service on another machine, and how it continues."""
+"""Sends a client's files to a service on another machine, and continues after a break."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -39,36 +39,36 @@ def upload(
     for name in _INPUTS:
         if settings.get(name) is None:
             continue
-        place = Path(settings[name])
-        if place.is_dir():
-            paths = sorted(path for path in place.rglob("*") if path.is_file())
-            files = {f"{place.name}/{path.relative_to(place).as_posix()}": path for path in paths}
+        source = Path(settings[name])
+        if source.is_dir():
+            paths = sorted(path for path in source.rglob("*") if path.is_file())
+            files = {f"{source.name}/{path.relative_to(source).as_posix()}": path for path in paths}
         else:
-            files = {place.name: place}
-        changed[name] = f"{_send(client, files, note, project)}/{place.name}"
+            files = {source.name: source}
+        changed[name] = f"{_send(client, files, note, project)}/{source.name}"
     return changed
 
 
 def _with_named(solver: Path) -> dict[str, Path]:
     """A solver, and the files below its folder that it and its nets name."""
-    found: dict[str, Path] = {}
-    left = [solver]
-    while left:
-        path = left.pop()
+    files: dict[str, Path] = {}
+    pending = [solver]
+    while pending:
+        path = pending.pop()
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(path, expected=f"a file to send, got: {error}") from None
-        found[path.relative_to(solver.parent).as_posix()] = path
+        files[path.relative_to(solver.parent).as_posix()] = path
         for name in _NAMED.findall(text):
             named = solver.parent / name
             inside = named.resolve().is_relative_to(solver.parent.resolve())
-            if named.is_file() and inside and named not in found.values():
+            if named.is_file() and inside and named not in files.values():
                 if named.suffix == ".prototxt":
-                    left.append(named)
+                    pending.append(named)
                 else:
-                    found[named.relative_to(solver.parent).as_posix()] = named
-    return found
+                    files[named.relative_to(solver.parent).as_posix()] = named
+    return files
 
 
 def _send(

@@ -4,7 +4,7 @@ from itertools import accumulate
 from typing import Any
 
 from deploy.runner import job_folder
-from deploy.runner.readings import read_series, thinned
+from deploy.runner.readings import read_series, thin_out
 from deploy.service.job_rows import JobRow
 from deploy.service.job_store import JobStore
 
@@ -32,9 +32,11 @@ def compare(store: JobStore, rows: list[JobRow], name: str, x: str, points: int)
 
 def differences(settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """The values, one a job, of each setting that is not the same in all."""
-    names = sorted({name for each in settings for name in each} - _OWN)
-    columns = {name: [each.get(name) for each in settings] for name in names}
-    return {name: each for name, each in columns.items() if each.count(each[0]) < len(each)}
+    names = sorted({name for options in settings for name in options} - _OWN)
+    columns = {name: [options.get(name) for options in settings] for name in names}
+    return {
+        name: values for name, values in columns.items() if values.count(values[0]) < len(values)
+    }
 
 
 def curve(
@@ -45,7 +47,7 @@ def curve(
     The newest point is among them. The axis never falls.
     """
     series = read_series(store.folder(row.id) / job_folder.READINGS / job_folder.SERIES)
-    shown = thinned(series, points)
+    shown = thin_out(series, points)
     start = shown[0].time - shown[0].seconds if shown else 0.0
     across = [point.time - start if x == "seconds" else getattr(point, x) for point in shown]
     # The clock of a machine may be set back, and samples are those of the last report.

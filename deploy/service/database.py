@@ -28,7 +28,7 @@ _BATCH = 1000
 
 
 class HomeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a home knows about itself; `database` is None for SQLite."""
+    """The record that a home keeps of itself; `database` is None for SQLite."""
 
     id: str
     database: str | None = None
@@ -38,8 +38,8 @@ def database_of(folder: Path, option: str | None = None) -> DatabasePlace:
     """The database of a home: an option, else the variable, else what the home remembers, else
     SQLite in the home. Raises BadInput."""
     if option is not None:
-        place = _parsed("--database", option, folder)
-        if isinstance(place, sa.URL) and postgres.has_password(place):
+        location = _parse("--database", option, folder)
+        if isinstance(location, sa.URL) and postgres.has_password(location):
             raise BadInput(
                 "--database",
                 expected=(
@@ -48,44 +48,44 @@ def database_of(folder: Path, option: str | None = None) -> DatabasePlace:
                 got="one with",
                 hint=f"set the variable {VARIABLE}, or use ~/.pgpass",
             )
-        given = os.environ.get(VARIABLE)
-        same = given is not None and _same(place, _parsed(VARIABLE, given, folder))
-        return _parsed(VARIABLE, given, folder) if given and same else place
-    if given := os.environ.get(VARIABLE):
-        return _parsed(VARIABLE, given, folder)
+        text = os.environ.get(VARIABLE)
+        same = text is not None and _is_same(location, _parse(VARIABLE, text, folder))
+        return _parse(VARIABLE, text, folder) if text and same else location
+    if text := os.environ.get(VARIABLE):
+        return _parse(VARIABLE, text, folder)
     record = job_folder.load(folder / HOME, HomeRecord)
     if record is None or record.database is None:
         return folder / DATABASE
-    return _parsed(str(folder / HOME), record.database, folder)
+    return _parse(str(folder / HOME), record.database, folder)
 
 
-def remember(folder: Path, place: DatabasePlace) -> None:
+def remember(folder: Path, location: DatabasePlace) -> None:
     """Let later commands find this database, without its password."""
     text = None
-    if isinstance(place, sa.URL):
-        text = postgres.without_password(place).render_as_string(hide_password=False)
+    if isinstance(location, sa.URL):
+        text = postgres.without_password(location).render_as_string(hide_password=False)
     record = _record(folder)
     if record.database != text:
         job_folder.save(folder / HOME, msgspec.structs.replace(record, database=text))
 
 
-def opened(
-    folder: Path, place: DatabasePlace, *, filled: bool = False, busy_s: float = BUSY_S
+def open_for_home(
+    folder: Path, location: DatabasePlace, *, filled: bool = False, busy_s: float = BUSY_S
 ) -> sa.Engine:
     """Open the database of a home; raises BadInput for one that belongs to another home."""
-    engine = open_database(place, filled=filled, busy_s=busy_s)
-    own, query = _record(folder).id, sa.select(database_tables.home.c.id)
+    engine = open_database(location, filled=filled, busy_s=busy_s)
+    home_id, query = _record(folder).id, sa.select(database_tables.home.c.id)
     with engine.connect() as connection:
-        found = connection.execute(query).scalar()
-    if found is None:
+        owner = connection.execute(query).scalar()
+    if owner is None:
         with database_tables.alone(engine, database_tables.home) as connection:
-            found = connection.execute(query).scalar()
-            if found is None:
-                connection.execute(sa.insert(database_tables.home).values(id=own))
-    if found not in {None, own}:
+            owner = connection.execute(query).scalar()
+            if owner is None:
+                connection.execute(sa.insert(database_tables.home).values(id=home_id))
+    if owner not in {None, home_id}:
         engine.dispose()
         raise BadInput(
-            named(place),
+            describe(location),
             expected=f"the database of {folder}",
             got="that of another home",
             hint=(
@@ -95,33 +95,33 @@ def opened(
     return engine
 
 
-def taken_over(folder: Path, place: DatabasePlace) -> sa.Engine:
+def take_over(folder: Path, location: DatabasePlace) -> sa.Engine:
     """Open a database for the jobs of this home, whatever home it belonged to."""
-    engine, own = open_database(place), _record(folder).id
+    engine, home_id = open_database(location), _record(folder).id
     with database_tables.alone(engine, database_tables.home) as connection:
         connection.execute(sa.delete(database_tables.home))
-        connection.execute(sa.insert(database_tables.home).values(id=own))
+        connection.execute(sa.insert(database_tables.home).values(id=home_id))
     return engine
 
 
-def named(place: DatabasePlace) -> str:
+def describe(location: DatabasePlace) -> str:
     """A database for messages, without a password."""
-    return str(place) if isinstance(place, Path) else postgres.shown(place)
+    return str(location) if isinstance(location, Path) else postgres.show_url(location)
 
 
-def copy_to(place: DatabasePlace, target: Path) -> None:
+def copy_to(location: DatabasePlace, target: Path) -> None:
     """Write a copy of a database to a new file of SQLite, while a service may use it."""
-    if isinstance(place, Path) and not place.is_file():
-        raise BadInput(place, expected="the database of a service", got="none")
+    if isinstance(location, Path) and not location.is_file():
+        raise BadInput(location, expected="the database of a service", got="none")
     if target.exists():
         raise BadInput(target, expected="a new file", got="one that exists")
     try:
         target.touch(mode=0o600)
-        if isinstance(place, Path):
-            with sqlite3.connect(place) as source, sqlite3.connect(target) as copy:
+        if isinstance(location, Path):
+            with sqlite3.connect(location) as source, sqlite3.connect(target) as copy:
                 source.backup(copy)
         else:
-            _transfer(open_database(place, filled=True), open_database(target))
+            _transfer(open_database(location, filled=True), open_database(target))
     except (OSError, sqlite3.Error, sa.exc.DBAPIError) as error:
         with suppress(OSError):
             target.unlink()
@@ -132,16 +132,16 @@ def copy_to(place: DatabasePlace, target: Path) -> None:
         raise
 
 
-def restore_from(source: Path, place: DatabasePlace) -> None:
+def restore_from(source: Path, location: DatabasePlace) -> None:
     """Fill a database that holds nothing yet from a copy; raises BadInput for another one."""
     if not database_tables.is_database(source):
         raise BadInput(source, expected="a copy of the service's database", got="none")
-    engine = open_database(place)
+    engine = open_database(location)
     with engine.connect() as connection:
         for table in (database_tables.job, database_tables.token, database_tables.audit):
             if connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first():
                 raise BadInput(
-                    named(place),
+                    describe(location),
                     expected="a database without rows",
                     got="one with some",
                     hint="create an empty one for the copy",
@@ -171,15 +171,15 @@ def _transfer(source: sa.Engine, target: sa.Engine) -> None:
         target.dispose()
 
 
-def _parsed(what: str, text: str, folder: Path) -> DatabasePlace:
-    return folder / DATABASE if text == SQLITE else postgres.parse_url(what, text)
+def _parse(label: str, text: str, folder: Path) -> DatabasePlace:
+    return folder / DATABASE if text == SQLITE else postgres.parse_url(label, text)
 
 
-def _same(one: DatabasePlace, other: DatabasePlace) -> bool:
-    """Whether two places differ by a password at most."""
-    if isinstance(one, Path) or isinstance(other, Path):
-        return one == other
-    return postgres.without_password(one) == postgres.without_password(other)
+def _is_same(location: DatabasePlace, other: DatabasePlace) -> bool:
+    """Return whether two locations differ by a password at most."""
+    if isinstance(location, Path) or isinstance(other, Path):
+        return location == other
+    return postgres.without_password(location) == postgres.without_password(other)
 
 
 def _record(folder: Path) -> HomeRecord:

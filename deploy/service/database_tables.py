@@ -38,7 +38,7 @@ class PlainText(sa.types.TypeDecorator[str]):
 
 
 class LongText(PlainText):
-    """The same of any length, as SQL spells it."""
+    """Plain text of any length, as SQL spells it."""
 
     impl = sa.Text
     cache_ok = True
@@ -192,26 +192,32 @@ home = sa.Table("home", metadata, sa.Column("id", PlainText, primary_key=True))
 
 
 def open_database(
-    place: DatabasePlace, *, filled: bool = False, busy_s: float = BUSY_S
+    location: DatabasePlace, *, filled: bool = False, busy_s: float = BUSY_S
 ) -> sa.Engine:
     """Open the database and bring it to this version's schema.
 
     Raises BadInput for a database of an unknown schema or that cannot be read, and, if it has to
     be `filled`, for one that is missing or has no tables.
     """
-    if isinstance(place, Path):
-        name, mend = str(place), "move the file away, and rebuild it with: downpour service reindex"
-        engine = _sqlite(place, busy_s, new=not filled)
+    if isinstance(location, Path):
+        name, mend = (
+            str(location),
+            "move the file away, and rebuild it with: downpour service reindex",
+        )
+        engine = _sqlite(location, busy_s, new=not filled)
     else:
-        name, mend = postgres.shown(place), "check that it runs, and DOWNPOUR_DATABASE or ~/.pgpass"
-        engine = postgres.engine_of(place, busy_s, **_JSON)
+        name, mend = (
+            postgres.show_url(location),
+            "check that it runs, and DOWNPOUR_DATABASE or ~/.pgpass",
+        )
+        engine = postgres.engine_of(location, busy_s, **_JSON)
     lost = BadInput(
         name,
         expected="the database of the jobs in the home",
         got="none",
         hint="rebuild it with: downpour service reindex",
     )
-    if filled and isinstance(place, Path) and not place.is_file():
+    if filled and isinstance(location, Path) and not location.is_file():
         raise lost
     try:
         present = _revision(engine)
@@ -223,13 +229,13 @@ def open_database(
         raise BadInput(
             name, expected=f"the database of the service, got: {first_line(error)}", hint=mend
         ) from None
-    if isinstance(place, Path):
-        place.chmod(0o600)
+    if isinstance(location, Path):
+        location.chmod(0o600)
     return engine
 
 
 def first_line(error: sa.exc.DBAPIError) -> str:
-    """What a database says is wrong, in a line, without the statement and its values."""
+    """The complaint of a database in a line, without the statement and its values."""
     lines = str(error.orig).strip().splitlines()
     return lines[0] if lines else type(error.orig).__name__
 
@@ -248,7 +254,7 @@ def alone(engine: sa.Engine, table: sa.Table) -> Iterator[sa.Connection]:
 
 
 def is_database(path: Path) -> bool:
-    """Whether a file is a database that can be read."""
+    """Return whether a file is a database that can be read."""
     engine = sa.create_engine(f"sqlite:///{path}")
     try:
         return path.is_file() and _revision(engine) is not None
@@ -300,10 +306,10 @@ _EXISTING = {"mode": "rw", "uri": "true"}
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _to_json(value: Any) -> str:
@@ -319,10 +325,10 @@ def _revision(engine: sa.Engine) -> str | None:
     with engine.connect() as connection:
         if not sa.inspect(connection).has_table("alembic_version"):
             return None
-        found: str | None = connection.exec_driver_sql(
+        revision: str | None = connection.exec_driver_sql(
             "SELECT version_num FROM alembic_version"
         ).scalar()
-        return found
+        return revision
 
 
 def _upgrade(engine: sa.Engine, name: str, present: str | None) -> None:

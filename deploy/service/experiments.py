@@ -28,21 +28,21 @@ def experiments(folder: Path) -> list[Experiment]:
     """The experiments below a folder, by name."""
     if not folder.is_dir():
         return []
-    found = []
-    for path in sorted(each for each in folder.iterdir() if each.is_dir()):
+    experiments_below = []
+    for path in sorted(entry for entry in folder.iterdir() if entry.is_dir()):
         results = _results(path)
         if results or (path / "sweep.toml").is_file():
-            found.append(
+            experiments_below.append(
                 Experiment(
                     path.name,
                     sweep=(path / "sweep.toml").is_file(),
-                    shapes=sum(each.parent == path for each in results),
-                    done=sum(each.parent.name == "trials" for each in results),
+                    shapes=sum(result.parent == path for result in results),
+                    done=sum(result.parent.name == "trials" for result in results),
                     failed=len(list(path.glob("failed/*.txt"))),
-                    modified=max((each.stat().st_mtime for each in results), default=0.0),
+                    modified=max((result.stat().st_mtime for result in results), default=0.0),
                 )
             )
-    return found
+    return experiments_below
 
 
 def report(folder: Path, name: str) -> bytes:
@@ -50,13 +50,13 @@ def report(folder: Path, name: str) -> bytes:
 
     A report that cannot be written is the error of `output_of`.
     """
-    known = {each.name: each for each in experiments(folder)}
-    found, path = known[name], folder / name / REPORT
-    if not path.is_file() or path.stat().st_mtime < found.modified:
+    known = {experiment.name: experiment for experiment in experiments(folder)}
+    experiment, path = known[name], folder / name / REPORT
+    if not path.is_file() or path.stat().st_mtime < experiment.modified:
         output_of("exp", "report", str(folder / name))
     return path.read_bytes()
 
 
 def _results(path: Path) -> list[Path]:
     names = ("trials/*.parquet", "imported/*.parquet", "shape-*.msgpack")
-    return [found for name in names for found in path.glob(name)]
+    return [path_of_result for name in names for path_of_result in path.glob(name)]

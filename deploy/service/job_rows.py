@@ -41,7 +41,7 @@ class JobShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobDetails(JobShown, frozen=True, kw_only=True):
-    """The same with `settings`, the options of `downpour train`, and why a queued job waits."""
+    """A job with `settings`, the options of `downpour train`, and why a queued job waits."""
 
     settings: dict[str, Any] = {}
     waiting: QueuePosition | None = None

@@ -175,10 +175,10 @@ class JobStore:
         """The id of the job with this run folder; None if there is none."""
         out = database_tables.job.c.settings["out"].as_string()
         with self._engine.connect() as connection:
-            found: str | None = connection.execute(
+            job: str | None = connection.execute(
                 sa.select(database_tables.job.c.id).where(out == str(run)).limit(1)
             ).scalar()
-        return found
+        return job
 
     def writer_to(self, run: Path) -> str | None:
         """The id of an unfinished job with this run folder; None if there is none."""
@@ -187,22 +187,22 @@ class JobStore:
             table.c.state.not_in(list(TERMINAL)), table.c.settings["out"].as_string() == str(run)
         )
         with self._engine.connect() as connection:
-            found: str | None = connection.execute(query.limit(1)).scalar()
-        return found
+            job: str | None = connection.execute(query.limit(1)).scalar()
+        return job
 
-    def page(self, wanted: JobFilter, limit: int, cursor: str | None = None) -> Page:
+    def page(self, criteria: JobFilter, limit: int, cursor: str | None = None) -> Page:
         """Jobs in reverse order of submission, `limit` at most, after `cursor`."""
         table = database_tables.job
         query = sa.select(*_LISTED).order_by(table.c.id.desc()).limit(limit + 1)
-        query = query.where(in_projects(wanted.projects))
-        if wanted.state:
-            query = query.where(table.c.state.in_(wanted.state))
-        if wanted.project is not None:
-            query = query.where(table.c.project == wanted.project)
-        if wanted.q:
-            query = query.where(table.c.name.icontains(wanted.q, autoescape=True))
-        if wanted.label is not None:
-            name, separator, value = wanted.label.partition("=")
+        query = query.where(in_projects(criteria.projects))
+        if criteria.state:
+            query = query.where(table.c.state.in_(criteria.state))
+        if criteria.project is not None:
+            query = query.where(table.c.project == criteria.project)
+        if criteria.q:
+            query = query.where(table.c.name.icontains(criteria.q, autoescape=True))
+        if criteria.label is not None:
+            name, separator, value = criteria.label.partition("=")
             label = table.c.labels[name].as_string()
             query = query.where(label == value if separator else label.is_not(None))
         if cursor is not None:
@@ -212,7 +212,7 @@ class JobStore:
         more = len(rows) > limit
         return Page(rows[:limit], rows[limit - 1].id if more else None)
 
-    def unfinished(self) -> list[JobRow]:
+    def list_unfinished(self) -> list[JobRow]:
         """Every job that is not in a terminal state, the oldest first."""
         table = database_tables.job
         query = sa.select(table).where(table.c.state.not_in(list(TERMINAL))).order_by(table.c.id)
@@ -227,7 +227,7 @@ class JobStore:
         with self._engine.connect() as connection:
             return list(connection.execute(query).scalars())
 
-    def queued(self) -> list[QueuedJob]:
+    def list_queued(self) -> list[QueuedJob]:
         """The jobs that wait for slots, the oldest first."""
         table = database_tables.job
         columns = (table.c.id, table.c.slots, table.c.priority, table.c.project)
@@ -258,8 +258,8 @@ class JobStore:
         table = database_tables.job
         query = sa.select(table.c.state, sa.func.count()).group_by(table.c.state)
         with self._engine.connect() as connection:
-            found = {JobState(state): count for state, count in connection.execute(query)}
-        return {state: found.get(state, 0) for state in JobState}
+            counts = {JobState(state): count for state, count in connection.execute(query)}
+        return {state: counts.get(state, 0) for state in JobState}
 
     def slots_held(self) -> int:
         """The slots of all jobs that hold theirs."""
@@ -269,7 +269,7 @@ class JobStore:
             return connection.execute(query).scalar() or 0
 
     def usage(self, project: str) -> ProjectLimits:
-        """What a project uses now, in the terms of its limits."""
+        """The present use of a project, in the terms of its limits."""
         table = database_tables.job
         columns = (table.c.state, sa.func.count(), sa.func.sum(table.c.slots))
         query = sa.select(*columns).where(table.c.project == project).group_by(table.c.state)
@@ -277,11 +277,11 @@ class JobStore:
             rows = [
                 (JobState(state), jobs, slots) for state, jobs, slots in connection.execute(query)
             ]
-        held = [(jobs, slots) for state, jobs, slots in rows if state in HOLDING]
+        holding = [(jobs, slots) for state, jobs, slots in rows if state in HOLDING]
         return ProjectLimits(
-            running=sum(jobs for jobs, _ in held),
+            running=sum(jobs for jobs, _ in holding),
             queued=sum(jobs for state, jobs, _ in rows if state not in HOLDING | TERMINAL),
-            workers=sum(slots for _, slots in held),
+            workers=sum(slots for _, slots in holding),
         )
 
     def attempts(self, job: str) -> list[dict[str, Any]]:
@@ -398,7 +398,7 @@ class JobStore:
 
     # Idempotency keys.
 
-    def answered(self, key: str) -> tuple[str, int, dict[str, Any]] | None:
+    def earlier_answer(self, key: str) -> tuple[str, int, dict[str, Any]] | None:
         """The digest of the body, the status and the answer of an earlier request; None if new."""
         table = database_tables.idempotency
         with self._engine.connect() as connection:
@@ -443,7 +443,7 @@ class JobStore:
             for folder in self._folders():
                 if folder.name not in known:
                     mended += self._index(folder)
-            for row in self.unfinished():
+            for row in self.list_unfinished():
                 mended += self._replay(row.id)
         return mended
 
@@ -458,11 +458,11 @@ class JobStore:
                     database_tables.idempotency,
                 ):
                     connection.execute(sa.delete(table))
-            found = sum(self._index(folder) for folder in self._folders())
+            count = sum(self._index(folder) for folder in self._folders())
             newest = self.last_event()  # no webhook gets the past again, under new ids
             with self._engine.begin() as connection:
                 connection.execute(sa.update(database_tables.webhook).values(sent=newest))
-        return found
+        return count
 
     def _folders(self) -> list[Path]:
         return sorted(path for path in self._jobs.iterdir() if (path / job_folder.JOB).is_file())
@@ -559,7 +559,7 @@ def _in_turn(orders: Iterable[Entry], events: Iterable[Entry]) -> Iterator[tuple
     return merge(
         ((_SERVICE, entry) for entry in orders),
         ((_RUNNER, entry) for entry in events),
-        key=lambda each: each[1].time,
+        key=lambda sourced: sourced[1].time,
     )
 
 

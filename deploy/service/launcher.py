@@ -27,7 +27,7 @@ _SUBREAPER = (sys.executable, "-I", "-S", subreaper.__file__)
 
 
 class Liveness(StrEnum):
-    """What is known about the process of an attempt. Unknown is not gone."""
+    """The knowledge about the process of an attempt. Unknown is not gone."""
 
     RUNNING = "running"
     GONE = "gone"
@@ -61,7 +61,7 @@ class LocalLauncher:
             )
 
     def probe(self, folder: Path, nonce: str) -> Liveness:
-        """Whether the attempt with this nonce is alive.
+        """Return whether the attempt with this nonce is alive.
 
         It is gone if its lock is free, and no process with the nonce in its environment is its
         subreaper or a runner of this folder.
@@ -106,15 +106,15 @@ class LocalLauncher:
 
 def processes_with(marks: set[str]) -> list[int]:
     """The ids of processes of this user with one of these assignments in their environment."""
-    wanted = {mark.encode() for mark in marks}
-    found = []
+    assignments = {mark.encode() for mark in marks}
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
         with suppress(OSError):
-            if wanted & set((entry / "environ").read_bytes().split(b"\0")) and _lives(entry):
-                found.append(int(entry.name))
-    return found
+            if assignments & set((entry / "environ").read_bytes().split(b"\0")) and _lives(entry):
+                pids.append(int(entry.name))
+    return pids
 
 
 def _with_descendants(pids: list[int]) -> list[int]:
@@ -126,18 +126,18 @@ def _with_descendants(pids: list[int]) -> list[int]:
                 state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
                 if state not in {"Z", "X"}:
                     children.setdefault(int(parent), []).append(int(entry.name))
-    found = dict.fromkeys(pids)
+    tree = dict.fromkeys(pids)
     waiting = list(pids)
     while waiting:
         for pid in children.get(waiting.pop(), ()):
-            if pid not in found and pid != os.getpid():
-                found[pid] = None
+            if pid not in tree and pid != os.getpid():
+                tree[pid] = None
                 waiting.append(pid)
-    return list(found)
+    return list(tree)
 
 
 def is_subreaper(pid: int) -> bool:
-    """Whether a process is the parent of a runner, which waits for all that the runner started."""
+    """True if a process is the parent of a runner, which waits for all that the runner started."""
     try:
         words = Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -146,12 +146,12 @@ def is_subreaper(pid: int) -> bool:
 
 
 def _lives(entry: Path) -> bool:
-    """Whether a process is more than an entry that its parent has not reaped."""
+    """Return whether a process is more than an entry that its parent has not reaped."""
     return (entry / "stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
 def _runs(pid: int, folder: Path) -> bool:
-    """Whether a process was started with this folder as its last argument, as runners are."""
+    """True if a process was started with this folder as its last argument, as runners are."""
     try:
         words = Path("/proc", str(pid), "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:

@@ -90,7 +90,7 @@ def pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
             yield piece
 
 
-def opened_at(path: Path, tail: int, after: int | None, most: int) -> tuple[BinaryIO, int, int]:
+def open_at(path: Path, tail: int, after: int | None, most: int) -> tuple[BinaryIO, int, int]:
     """A file at its last `tail` bytes or at the byte `after`: the file, the place, bytes to read.
 
     Raises OSError.

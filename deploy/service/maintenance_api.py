@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.run.disk_space import free_bytes
 from deploy.service.access import Sender, check_project
-from deploy.service.api import RouteDependencies, find, shown
+from deploy.service.api import RouteDependencies, find, show_job
 from deploy.service.job_store import JobStore
 from deploy.service.problems import Problem, not_found
 from deploy.service.retention import ServiceLimits, collect, plan
 from deploy.service.states import JobState
 from deploy.service.strict_requests import strict_router
-from deploy.service.submissions import checked_project
+from deploy.service.submissions import check_project_name
 from deploy.service.uploads import CHUNK_BYTES, UploadedFile, Uploads, WrongOffset
 from deploy.service.webhooks import Webhooks
 
@@ -86,19 +86,19 @@ def _add_uploads(router: APIRouter, uploads: Uploads) -> None:
         """Begin an upload, or learn what an earlier one with the same files still lacks."""
         check_project(sender, body.project)
         files = [UploadedFile(file.path, file.bytes, file.sha256) for file in body.files]
-        found: dict[str, Any] = msgspec.to_builtins(
-            uploads.begin(files, checked_project(body.project))
+        status: dict[str, Any] = msgspec.to_builtins(
+            uploads.begin(files, check_project_name(body.project))
         )
-        return found
+        return status
 
     @router.get("/uploads/{upload}")
     def describe_upload(upload: UploadId) -> dict[str, Any]:
-        """What of an upload is there: the received bytes of each file."""
+        """The progress of an upload: the received bytes of each file."""
         try:
-            found: dict[str, Any] = msgspec.to_builtins(uploads.status(upload))
+            status: dict[str, Any] = msgspec.to_builtins(uploads.status(upload))
         except KeyError:
             raise not_found("upload", upload) from None
-        return found
+        return status
 
     @router.put("/uploads/{upload}/files")
     async def write_chunk(
@@ -114,7 +114,7 @@ def _add_uploads(router: APIRouter, uploads: Uploads) -> None:
         if len(chunk) > CHUNK_BYTES:
             raise Problem(413, "too_large", f"chunk: expected at most {CHUNK_BYTES} bytes")
         try:
-            found = await run_in_threadpool(uploads.write, upload, path, offset, chunk)
+            progress = await run_in_threadpool(uploads.write, upload, path, offset, chunk)
         except KeyError:
             raise not_found("upload", f"{upload} {path[:80]}") from None
         except WrongOffset as error:
@@ -122,7 +122,7 @@ def _add_uploads(router: APIRouter, uploads: Uploads) -> None:
                 409, "wrong_offset", str(error), field="offset",
                 expected=str(error.expected), got=str(offset),
             ) from None  # fmt: skip
-        done: dict[str, Any] = msgspec.to_builtins(found)
+        done: dict[str, Any] = msgspec.to_builtins(progress)
         return done
 
 
@@ -155,11 +155,11 @@ def _add_maintenance(
     def collect_garbage(
         body: Annotated[Collection, Body()] = Collection(),  # noqa: B008
     ) -> dict[str, Any]:
-        """What may be deleted, with the reason of each; with `delete` it is deleted."""
-        found = plan(store, home, limits, time.time())
-        freed = collect(found) if body.delete else 0
-        total = sum(each.bytes for each in found)
-        return {"removals": msgspec.to_builtins(found), "bytes": total, "freed": freed}
+        """List what may be deleted, with the reason of each; with `delete` it is deleted."""
+        removals = plan(store, home, limits, time.time())
+        freed = collect(removals) if body.delete else 0
+        total = sum(removal.bytes for removal in removals)
+        return {"removals": msgspec.to_builtins(removals), "bytes": total, "freed": freed}
 
     @router.get("/service")
     def describe_service() -> dict[str, Any]:
@@ -178,4 +178,4 @@ def _add_maintenance(
     def adopt(body: Adoption, sender: Sender) -> dict[str, Any]:
         """List a run that `downpour train` has made; its folder stays where it is."""
         row = dependencies.admission.adopt(FilePath(body.run), body.name, body.project, sender)
-        return shown(find(store, row.id))
+        return show_job(find(store, row.id))

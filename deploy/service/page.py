@@ -25,7 +25,7 @@ from deploy.run.disk_space import free_bytes
 from deploy.service.access import NOBODY, Exposure, FailedLogins, Sender, address_of, note
 from deploy.service.access_store import SESSION_S, AccessStore, ProjectLimits
 from deploy.service.alerts import ALERTS
-from deploy.service.api import RouteDependencies, find, seen
+from deploy.service.api import RouteDependencies, find, find_visible
 from deploy.service.comparison import MAX_JOBS, compare
 from deploy.service.experiments import experiments
 from deploy.service.job_rows import JobFilter, JobRow
@@ -49,7 +49,7 @@ _SHAPES = {
 }  # fmt: skip
 _PER_PAGE = 50
 States = Annotated[
-    list[JobState], Query(), BeforeValidator(lambda given: [each for each in given if each])
+    list[JobState], Query(), BeforeValidator(lambda states: [state for state in states if state])
 ]
 """The states that the form of the list sends; its choice "all" is an empty text."""
 
@@ -76,7 +76,7 @@ class ErrorPages:
 
 
 def _opens_page(scope: Scope) -> bool:
-    """Whether a browser wants to show what a request outside of the REST interface is answered."""
+    """Return whether a browser shows the answer to a request outside of the REST interface."""
     accepted = Headers(scope=scope).get("accept", "").split(",")
     kinds = {kind.partition(";")[0].strip() for kind in accepted}
     return "text/html" in kinds and not scope["path"].startswith(f"{API}/")
@@ -139,12 +139,12 @@ def routes(
 def _add_jobs(router: APIRouter, dependencies: RouteDependencies, render: Render) -> None:
     store = dependencies.store
 
-    def listed(
+    def list_jobs(
         sender: Principal, state: list[JobState], q: str, cursor: str | None
     ) -> dict[str, Any]:
-        wanted = JobFilter(state=state, projects=sender.projects, q=q or None)
-        found = store.page(wanted, _PER_PAGE, cursor)
-        return {"jobs": found.jobs, "cursor": found.cursor, "q": q, "chosen": state}
+        criteria = JobFilter(state=state, projects=sender.projects, q=q or None)
+        matches = store.page(criteria, _PER_PAGE, cursor)
+        return {"jobs": matches.jobs, "cursor": matches.cursor, "q": q, "chosen": state}
 
     @router.get("/")
     def jobs(
@@ -155,7 +155,10 @@ def _add_jobs(router: APIRouter, dependencies: RouteDependencies, render: Render
     ) -> str:
         """The list of jobs."""
         return render(
-            "jobs.html", sender, last_event=store.last_event(), **listed(sender, state, q, cursor)
+            "jobs.html",
+            sender,
+            last_event=store.last_event(),
+            **list_jobs(sender, state, q, cursor),
         )
 
     @router.get("/parts/jobs")
@@ -166,7 +169,7 @@ def _add_jobs(router: APIRouter, dependencies: RouteDependencies, render: Render
         cursor: Annotated[str | None, Query(pattern=CURSOR)] = None,
     ) -> str:
         """The table of the list, for a page that is open."""
-        return render("job_table.html", sender, **listed(sender, state, q, cursor))
+        return render("job_table.html", sender, **list_jobs(sender, state, q, cursor))
 
     @router.get("/jobs/{job}")
     def job(sender: Sender, job: str) -> str:
@@ -190,8 +193,8 @@ def _add_results(router: APIRouter, store: JobStore, folder: Path, render: Rende
         jobs: Annotated[list[str], Query(max_length=MAX_JOBS)] = [],  # noqa: B006
     ) -> str:
         """Jobs next to each other."""
-        ids = list(dict.fromkeys(job for each in jobs for job in each.split(",") if job))
-        rows = seen(store, sender, ids[:MAX_JOBS])
+        ids = list(dict.fromkeys(job for ids_text in jobs for job in ids_text.split(",") if job))
+        rows = find_visible(store, sender, ids[:MAX_JOBS])
         return render("compare.html", sender, found=compare(store, rows, "loss", "updates", 2))
 
     @router.get("/experiments")
@@ -257,7 +260,7 @@ def _own(target: str) -> str:
 
 
 def renderer() -> Render:
-    """What renders the templates."""
+    """Return the function that renders the templates."""
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=select_autoescape(default=True, default_for_string=True),
@@ -299,21 +302,21 @@ def sparkline(row: JobRow, width: int = 120, height: int = 24) -> str:
 
 def _clone_fields(row: JobRow) -> list[tuple[str, str, str, str]]:
     """The fields of the form for a clone: name, label, value, and what stands for none."""
-    given = row.settings
-    bound = given.get("staleness")
+    settings = row.settings
+    bound = settings.get("staleness")
     return [
         ("name", "Name", f"{row.name} (copy)"[:MAX_NAME], ""),
         ("snapshot", "Starts from", "", ""),
-        ("max_iter", "Steps of each worker", _text(given.get("max_iter")), "as the solver says"),
+        ("max_iter", "Steps of each worker", _text(settings.get("max_iter")), "as the solver says"),
         (
             "strategy",
             "Strategy; scale=0.5 halves the rate",
-            _text(given.get("strategy")),
+            _text(settings.get("strategy")),
             "downpour",
         ),
         ("staleness", "Staleness bound, or inf", "inf" if bound is None else _text(bound), ""),
-        ("workers", "Workers", _text(given.get("workers")), ""),
-        ("shards", "Shards", _text(given.get("shards")), ""),
+        ("workers", "Workers", _text(settings.get("workers")), ""),
+        ("shards", "Shards", _text(settings.get("shards")), ""),
     ]
 
 

@@ -67,12 +67,12 @@ _WHERE = {
 """Where to look for the names of what was not found."""
 
 
-def not_found(what: str, name: str, hint: str | None = None) -> Problem:
-    wanted = f"the name of {'an' if what[0] in 'aeiou' else 'a'} {what} that is there"
-    hint = hint or _WHERE.get(what, "/api/v1/openapi.json describes every route")
+def not_found(subject: str, name: str, hint: str | None = None) -> Problem:
+    expectation = f"the name of {'an' if subject[0] in 'aeiou' else 'a'} {subject} that is there"
+    hint = hint or _WHERE.get(subject, "/api/v1/openapi.json describes every route")
     return Problem(
-        404, "not_found", f"{what} {name}: not found", field=what, expected=wanted, got=name,
-        hint=hint,
+        404, "not_found", f"{subject} {name}: not found", field=subject,
+        expected=expectation, got=name, hint=hint,
     )  # fmt: skip
 
 
@@ -98,13 +98,13 @@ def of_error(error: DownpourError | OSError) -> Problem:
     return Problem(503, "unavailable", text, hint=hint)
 
 
-def _field(what: str) -> str:
+def _field(subject: str) -> str:
     """The name of a field of a request in what an error is about, which may be an option's."""
-    return what.split(maxsplit=1)[0].rstrip(":").removeprefix("--").replace("-", "_")
+    return subject.split(maxsplit=1)[0].rstrip(":").removeprefix("--").replace("-", "_")
 
 
 def reason_of(error: Exception) -> str:
-    """What an error says, in words for users."""
+    """The text of an error, in words for users."""
     if isinstance(error, sa.exc.DBAPIError):
         return f"database: {first_line(error)}"
     if isinstance(error, sa.exc.SQLAlchemyError):

@@ -12,7 +12,7 @@ from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 from deploy.run.settings import TrainSettings
 from deploy.runner.readings import SeriesPoint
 from deploy.service.access import Sender
-from deploy.service.api import JobId, find, seen
+from deploy.service.api import JobId, find, find_visible
 from deploy.service.artefacts import KINDS, Artefacts, artefact_file
 from deploy.service.comparison import MAX_JOBS, compare
 from deploy.service.experiments import experiments, report
@@ -68,8 +68,12 @@ def _add_snapshots(router: APIRouter, store: JobStore) -> None:
     def list_snapshots(job: JobId) -> dict[str, Any]:
         """The complete snapshots of the run, the oldest first; pinned ones are never deleted."""
         row = find(store, job)
-        found = list_complete_snapshots(TrainSettings.of_plain(row.settings))
-        return {"snapshots": [each | {"pinned": each["name"] in row.pinned} for each in found]}
+        snapshots = list_complete_snapshots(TrainSettings.of_plain(row.settings))
+        return {
+            "snapshots": [
+                snapshot | {"pinned": snapshot["name"] in row.pinned} for snapshot in snapshots
+            ]
+        }
 
     @router.get("/jobs/{job}/snapshots/{number}:verify")
     def verify(job: JobId, number: Number) -> dict[str, Any]:
@@ -79,7 +83,7 @@ def _add_snapshots(router: APIRouter, store: JobStore) -> None:
 
     @router.get("/jobs/{job}/snapshots/{number}:diff")
     def diff(job: JobId, number: Number, to: Annotated[str, Query(max_length=18)]) -> Any:
-        """How far each tensor moved from this snapshot to the snapshot `to`."""
+        """Compare with the snapshot `to`: how far each tensor moved."""
         return compare_snapshots(_settings(store, job), number, to)
 
     @router.get("/jobs/{job}/snapshots/{number}:export")
@@ -106,11 +110,13 @@ def _add_snapshots(router: APIRouter, store: JobStore) -> None:
 
     def pin(job: str, number: str, *, pinned: bool) -> dict[str, Any]:
         row = find(store, job)
-        if number not in {each["name"] for each in list_complete_snapshots(_settings(store, job))}:
+        if number not in {
+            snapshot["name"] for snapshot in list_complete_snapshots(_settings(store, job))
+        }:
             raise not_found("snapshot", number)
-        kept = sorted({*row.pinned, number} if pinned else {*row.pinned} - {number}, key=int)
-        store.note(row, "pinned", pinned=kept)
-        return {"pinned": kept}
+        numbers = sorted({*row.pinned, number} if pinned else {*row.pinned} - {number}, key=int)
+        store.note(row, "pinned", pinned=numbers)
+        return {"pinned": numbers}
 
     @router.post("/jobs/{job}/snapshots/{number}:pin")
     def keep(job: JobId, number: Number) -> dict[str, Any]:
@@ -141,8 +147,8 @@ def _add_comparisons(router: APIRouter, store: JobStore, folder: FilePath) -> No
             expected = ", ".join(SeriesPoint.__struct_fields__)
             detail = f"name: expected {expected}, got {name[:80]}"
             raise Problem(422, "bad_input", detail, field="name", got=name[:80])
-        found = compare(store, seen(store, sender, ids), name, x, points)
-        return Response(msgspec.json.encode(found), media_type="application/json")
+        comparison = compare(store, find_visible(store, sender, ids), name, x, points)
+        return Response(msgspec.json.encode(comparison), media_type="application/json")
 
     @router.get("/experiments")
     def list_experiments() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What may be deleted, and when: old updates, logs and snapshots of jobs that have ended.
+"""The files that may be deleted, and when: old updates, logs and snapshots of jobs that have ended.
 
 `plan` only looks. It never names a file of a job that is not in a terminal state, a snapshot that
 another job began with, one that is pinned, the newest ones or the best one, or anything outside the
@@ -50,7 +50,7 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of_words(words: Iterable[str]) -> "ServiceLimits":
         """The limits that words such as `logs-days=30` change; raises BadInput."""
-        found = ServiceLimits()
+        limits = ServiceLimits()
         for word in words:
             name, _, value = word.partition("=")
             field = name.replace("-", "_")
@@ -66,8 +66,8 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
                     expected=f"a {kind} from 0 to {_MAX:,}",
                     got=f"{value[:80]!r}",
                 ) from None
-            found = msgspec.structs.replace(found, **{field: getattr(changed, field)})
-        return found
+            limits = msgspec.structs.replace(limits, **{field: getattr(changed, field)})
+        return limits
 
 
 _WHOLE = {"free_mb", "snapshots"}
@@ -83,36 +83,36 @@ class Removal(msgspec.Struct, frozen=True):
 
 
 def plan(store: JobStore, home: Path, keep: ServiceLimits, now: float) -> list[Removal]:
-    """What may be deleted now, the oldest jobs first."""
+    """List what may be deleted now, the oldest jobs first."""
     rows = _all(store)
     origins = {origin for row in rows if (origin := _origin(store, row)) is not None}
-    found = []
+    removals = []
     for row in rows:
         if row.state in TERMINAL:
-            found += list(_of_job(store.folder(row.id), row, keep, now, origins))
-    return found + list(_uploads(home, rows, keep, now))
+            removals += list(_of_job(store.folder(row.id), row, keep, now, origins))
+    return removals + list(_uploads(home, rows, keep, now))
 
 
 def collect(removals: list[Removal]) -> int:
     """Delete what `plan` has named; returns the number of bytes."""
     freed = 0
-    for each in removals:
-        path = Path(each.path)
+    for removal in removals:
+        path = Path(removal.path)
         with suppress(OSError):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-            freed += each.bytes
+            freed += removal.bytes
     return freed
 
 
-def needed_by(store: JobStore, row: JobRow) -> list[str]:
+def list_dependents(store: JobStore, row: JobRow) -> list[str]:
     """The jobs under way that began with a snapshot of this one, or will begin with it."""
     shelf = _shelf(Path(row.settings["out"]) / SNAPSHOTS)
     return [
         other.id
-        for other in store.unfinished()
+        for other in store.list_unfinished()
         if other.id != row.id
         and (
             ((origin := _origin(store, other)) is not None and origin[0] == shelf)
@@ -122,7 +122,7 @@ def needed_by(store: JobStore, row: JobRow) -> list[str]:
 
 
 def _reads_from(row: JobRow, folder: Path) -> bool:
-    """Whether an input of a job, such as its first weights, is below a folder."""
+    """Return whether an input of a job, such as its first weights, is below a folder."""
     inputs = (row.settings.get(name) for name in ("solver", "data", "test_data", "weights"))
     return any(Path(str(value)).is_relative_to(folder) for value in inputs if value is not None)
 
@@ -138,18 +138,18 @@ def _all(store: JobStore) -> list[JobRow]:
             return rows[::-1]
 
 
-def _shelf(place: str | Path) -> str:
+def _shelf(location: str | Path) -> str:
     """A folder of snapshots by one name, however it is written; an object store as it is."""
-    return str(place) if "://" in str(place) else os.path.realpath(place)
+    return str(location) if "://" in str(location) else os.path.realpath(location)
 
 
 def _origin(store: JobStore, row: JobRow) -> tuple[str, str | None] | None:
     """The place and the number of the snapshot that a job began with; None: the newest."""
     try:
-        found = job_folder.load(store.folder(row.id) / job_folder.JOB, Submission)
-        if found is None or not found.origin:
+        submission = job_folder.load(store.folder(row.id) / job_folder.JOB, Submission)
+        if submission is None or not submission.origin:
             return None
-        origin = origin_of(found.origin)
+        origin = origin_of(submission.origin)
     except (BadInput, OSError):
         return None
     return _shelf(origin.catalog), origin.name
@@ -159,8 +159,8 @@ def _of_job(
     folder: Path, row: JobRow, keep: ServiceLimits, now: float, origins: set[tuple[str, str | None]]
 ) -> Iterator[Removal]:
     days, run = (now - row.updated) / _DAY_S, Path(row.settings["out"])
-    own = run.is_relative_to(folder)  # a run folder elsewhere is its owner's
-    if own and days > keep.updates_days:
+    in_job_folder = run.is_relative_to(folder)  # a run folder elsewhere is its owner's
+    if in_job_folder and days > keep.updates_days:
         for part in sorted((run / UPDATES).glob("part-*.parquet")):
             yield _removal(part, f"updates of more than {keep.updates_days:g} days", row.id)
         for aside in sorted(folder.glob(f"{run.name}.attempt-*")):
@@ -168,20 +168,20 @@ def _of_job(
     if days > keep.logs_days:
         for log in sorted((folder / job_folder.LOGS).glob("*.log")):
             yield _removal(log, f"logs of more than {keep.logs_days:g} days", row.id)
-    if own and row.settings.get("snapshots") is None:
+    if in_job_folder and row.settings.get("snapshots") is None:
         numbers = [path.name for path in (run / SNAPSHOTS).glob("*") if path.name.isdecimal()]
         numbers.sort(key=int)
-        kept = {
+        retained = {
             *numbers[max(0, len(numbers) - keep.snapshots) :],
             *row.pinned,
             *_best(row, numbers),
         }
         shelf = _shelf(run / SNAPSHOTS)
-        kept |= {name for name in numbers if (shelf, name) in origins}
+        retained |= {name for name in numbers if (shelf, name) in origins}
         if (shelf, None) in origins:
-            kept |= set(numbers[-1:])
+            retained |= set(numbers[-1:])
         for name in numbers:
-            if name not in kept:
+            if name not in retained:
                 why = "neither new, best, pinned nor the beginning of another job"
                 yield _removal(run / SNAPSHOTS / name, why, row.id)
 
@@ -216,5 +216,5 @@ def _uploads(home: Path, rows: list[JobRow], keep: ServiceLimits, now: float) ->
 
 def _removal(path: Path, why: str, job: str = "") -> Removal:
     files = path.rglob("*") if path.is_dir() else [path]
-    size = sum(each.stat().st_size for each in files if each.is_file())
+    size = sum(file.stat().st_size for file in files if file.is_file())
     return Removal(str(path), size, why, job)

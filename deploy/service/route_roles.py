@@ -14,14 +14,14 @@ _HINT = f"{API}/openapi.json describes every route"
 
 
 class Rule(NamedTuple):
-    """What a request to a route needs. `role` None: nothing, not even a token.
+    """The requirements of a request to a route. `role` None: nothing, not even a token.
 
-    `own`: a lower role may do it to the jobs that it has submitted. `everywhere`: the answer shows
-    jobs of all projects. `page`: a browser without a session is sent to the page for signing in.
+    `owner_role`: a lower role may do it to the jobs that it has submitted. `everywhere`: the answer
+    shows jobs of all projects. `page`: a browser without a session is sent to sign in.
     """
 
     role: TokenRole | None
-    own: TokenRole | None = None
+    owner_role: TokenRole | None = None
     everywhere: bool = False
     page: bool = False
     max_body: int = MAX_BODY_BYTES
@@ -38,7 +38,7 @@ class Route(NamedTuple):
 _ANYONE = Rule(None)
 _VIEW = Rule(TokenRole.VIEWER)
 _PAGE = Rule(TokenRole.VIEWER, page=True)
-_CHANGE = Rule(TokenRole.OPERATOR, own=TokenRole.SUBMITTER)
+_CHANGE = Rule(TokenRole.OPERATOR, owner_role=TokenRole.SUBMITTER)
 _ADMINISTER = Rule(TokenRole.ADMINISTRATOR)
 
 RULES: dict[str, Rule] = {
@@ -108,13 +108,13 @@ _ROUTES: list[_Pattern] = [
 
 def _verbs() -> list[tuple[re.Pattern[str], list[str]]]:
     """The things that verbs are asked of, as paths, with the verbs of each."""
-    found: dict[str, list[str]] = {}
+    by_path: dict[str, list[str]] = {}
     for name in RULES:
         path, colon, verb = name.partition(" ")[2].rpartition(":")
         if colon and "}" not in verb:
-            found.setdefault(path, []).append(verb)
+            by_path.setdefault(path, []).append(verb)
     # Ids have no colon: with one, the last part of a path is a thing and a verb.
-    return [(compile_path(path)[0], verbs) for path, verbs in found.items()]
+    return [(compile_path(path)[0], verbs) for path, verbs in by_path.items()]
 
 
 _VERBS = _verbs()
@@ -140,11 +140,11 @@ def route_of(method: str, path: str) -> Route:
     _check_verb(path)
     allowed = []
     for verb, pattern, name, rule in _ROUTES:
-        found = pattern.match(path)
-        if found is None:
+        match = pattern.match(path)
+        if match is None:
             continue
         if verb == method:
-            return Route(name, rule, found.groupdict().get("job"))
+            return Route(name, rule, match.groupdict().get("job"))
         allowed.append(verb)
     if allowed:
         verbs = ", ".join(sorted(set(allowed)))

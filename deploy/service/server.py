@@ -72,23 +72,23 @@ def serve(
         if not root.is_dir():
             raise BadInput("--root", expected="a folder that exists", got=root)
     host, port = listen.host, listen.port
-    with ExitStack() as held:
-        held.enter_context(_locked(options.home))
-        listener = held.enter_context(_listening(host, port))
-        place = database.database_of(options.home, options.database)
-        engine = database.opened(options.home, place, filled=_has_jobs(options.home))
-        held.callback(engine.dispose)
-        held.enter_context(_alone(engine, place))
+    with ExitStack() as resources:
+        resources.enter_context(_lock_home(options.home))
+        listener = resources.enter_context(_listening(host, port))
+        location = database.database_of(options.home, options.database)
+        engine = database.open_for_home(options.home, location, filled=_has_jobs(options.home))
+        resources.callback(engine.dispose)
+        resources.enter_context(_alone(engine, location))
         if options.exposure.tokens and not AccessStore(engine).any_token():
             raise BadInput(
-                database.named(place),
+                database.describe(location),
                 expected="a token, as this address asks for them",
                 got="none",
                 hint=(
                     "create one with: downpour service token create --name YOU --role administrator"
                 ),
             )
-        database.remember(options.home, place)
+        database.remember(options.home, location)
         service = Service(options, engine)
         config = uvicorn.Config(
             application(service),
@@ -110,12 +110,12 @@ def reindex(folder: Path) -> int:
 
     Tokens, limits and the audit stay. They are lost with a file that is no database.
     """
-    with _locked(folder):
-        place = database.database_of(folder)
-        if isinstance(place, Path) and not is_database(place):
-            for name in (place.name, f"{place.name}-wal", f"{place.name}-shm"):
-                place.with_name(name).unlink(missing_ok=True)
-        with _closing(database.taken_over(folder, place)) as engine, _alone(engine, place):
+    with _lock_home(folder):
+        location = database.database_of(folder)
+        if isinstance(location, Path) and not is_database(location):
+            for name in (location.name, f"{location.name}-wal", f"{location.name}-shm"):
+                location.with_name(name).unlink(missing_ok=True)
+        with _closing(database.take_over(folder, location)) as engine, _alone(engine, location):
             return JobStore(folder, engine).rebuild()
 
 
@@ -124,7 +124,7 @@ def access_of(folder: Path) -> Iterator[AccessStore]:
     """The tokens, limits and audit of a home, also while a service runs."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    with _closing(database.opened(folder, database.database_of(folder))) as engine:
+    with _closing(database.open_for_home(folder, database.database_of(folder))) as engine:
         yield AccessStore(engine)
 
 
@@ -135,11 +135,11 @@ def backup(folder: Path, target: Path) -> None:
 
 def restore(folder: Path, source: Path) -> None:
     """Fill an empty database with a copy that `backup` made, perhaps of another kind."""
-    with _locked(folder):
-        place = database.database_of(folder)
-        database.restore_from(source, place)
-        database.taken_over(folder, place).dispose()
-        database.remember(folder, place)
+    with _lock_home(folder):
+        location = database.database_of(folder)
+        database.restore_from(source, location)
+        database.take_over(folder, location).dispose()
+        database.remember(folder, location)
 
 
 class _Server(uvicorn.Server):
@@ -153,7 +153,7 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_home(folder: Path) -> Iterator[None]:
     """Keep other services from a home until the end of the context."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -185,9 +185,9 @@ def _closing(engine: sa.Engine) -> Iterator[sa.Engine]:
 
 
 @contextmanager
-def _alone(engine: sa.Engine, place: DatabasePlace) -> Iterator[None]:
+def _alone(engine: sa.Engine, location: DatabasePlace) -> Iterator[None]:
     """Keep other services from a database; the lock of the home does that for one in it."""
-    with nullcontext() if isinstance(place, Path) else postgres.held(engine, place):
+    with nullcontext() if isinstance(location, Path) else postgres.hold_database(engine, location):
         yield
 
 

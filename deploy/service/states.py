@@ -37,7 +37,7 @@ class JobState(StrEnum):
 
 
 class Verb(StrEnum):
-    """What a user may ask of a job."""
+    """An order that a user may give to a job."""
 
     CANCEL = "cancel"
     PAUSE = "pause"
@@ -205,7 +205,7 @@ class QueuePosition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quota(NamedTuple):
-    """What a project may still start: jobs, and workers of them together."""
+    """The remaining quota of a project: jobs, and workers of them together."""
 
     jobs: float = math.inf
     workers: float = math.inf
@@ -230,15 +230,15 @@ def obstacles(
     The jobs are in the order of the queue. The rules are those of `schedule`.
     """
     causes: dict[str, str] = {}
-    quotas, held, full = dict(quotas), set[str](), False
+    quotas, blocked, full = dict(quotas), set[str](), False
     for job in sorted(queued, key=lambda job: -job.priority):
         quota = quotas.get(job.project, Quota())
         if full:
             causes[job.id] = "an earlier job waits for slots"
-        elif job.project in held:
+        elif job.project in blocked:
             causes[job.id] = "an earlier job of the project waits for a limit of the project"
         elif cause := _exceeds(job, quota):
-            held.add(job.project)
+            blocked.add(job.project)
             causes[job.id] = cause
         elif job.slots > free:
             full = True

@@ -46,7 +46,7 @@ class Feed:
         """Called in the event loop once it runs."""
         self._loop = asyncio.get_running_loop()
 
-    def changed(self) -> None:
+    def note_change(self) -> None:
         """Wake all streams; any thread may call it, once its change can be read."""
         self.version += 1
         if self._loop is not None:
@@ -57,12 +57,12 @@ class Feed:
         """Show all viewers why no job is started; any thread may call it."""
         if text != self.notice:
             self.notice = text
-            self.changed()
+            self.note_change()
 
     def close(self) -> None:
         """End all streams; any thread may call it."""
         self.closed = True
-        self.changed()
+        self.note_change()
 
     def recent(self, store: JobStore) -> "RecentMessages":
         """The messages that all streams of the store share."""
@@ -98,7 +98,7 @@ class RecentMessages:
         self._lock = threading.Lock()
         self._version = -1
         self._numbers: list[int] = []  # of the kept events, in order
-        self._kept: list[tuple[str, str, bytes]] = []  # their job, its project, the message
+        self._newest: list[tuple[str, str, bytes]] = []  # their job, its project, the message
         self._bytes = 0
         self._before = self._last = store.last_event()  # kept are those above `before`
         self._projects: dict[str, str] = {}
@@ -113,18 +113,18 @@ class RecentMessages:
             self._read_on()
             newest = self._last
             if after >= self._before:
-                rest = self._kept[bisect_right(self._numbers, after) :]
-                found = [
+                rest = self._newest[bisect_right(self._numbers, after) :]
+                texts = [
                     text
                     for job, project, text in rest
                     if (not jobs or job in jobs) and (projects is None or project in projects)
                 ]
-                return found, max(after, newest), False
+                return texts, max(after, newest), False
         rows = self._store.events(list(jobs), after, BATCH, projects)
-        found = [message("event", each, each["id"]) for each in rows]
+        texts = [message("event", row, row["id"]) for row in rows]
         last = rows[-1]["id"] if rows else after
         more = len(rows) == BATCH
-        return found, last if more else max(last, newest), more
+        return texts, last if more else max(last, newest), more
 
     def readings(
         self, jobs: Sequence[str], projects: Collection[str] | None, shown: dict[str, object]
@@ -135,14 +135,14 @@ class RecentMessages:
             key = (tuple(jobs), None if projects is None else frozenset(projects))
             if key not in self._heads:
                 self._heads[key] = self._store.heads(jobs, projects)
-            found = []
+            texts = []
             for row in self._heads[key]:
                 mark = (row.head.get("time"), row.contact, row.state)
                 if shown.get(row.id) == mark or (row.id not in shown and row.state in TERMINAL):
                     continue
                 shown[row.id] = mark
-                found.append(self._reading(row, mark, detailed=len(jobs) == 1))
-            return found
+                texts.append(self._reading(row, mark, detailed=len(jobs) == 1))
+            return texts
 
     def _reading(self, row: JobRow, mark: object, *, detailed: bool) -> bytes:
         known, text = self._readings.get((row.id, detailed), (None, b""))
@@ -164,19 +164,19 @@ class RecentMessages:
             return
         self._heads.clear()
         while rows := self._store.events((), self._last, _READ):
-            for each in rows:
-                text = message("event", each, each["id"])
-                self._numbers.append(each["id"])
-                self._kept.append((each["job"], self._project(each["job"]), text))
+            for row in rows:
+                text = message("event", row, row["id"])
+                self._numbers.append(row["id"])
+                self._newest.append((row["job"], self._project(row["job"]), text))
                 self._bytes += len(text)
             self._last = rows[-1]["id"]
             if len(rows) < _READ:
                 break
         while self._bytes > _KEPT_BYTES:
-            half = (len(self._kept) + 1) // 2
-            self._bytes -= sum(len(text) for _, _, text in self._kept[:half])
+            half = (len(self._newest) + 1) // 2
+            self._bytes -= sum(len(text) for _, _, text in self._newest[:half])
             self._before = self._numbers[half - 1]
-            del self._numbers[:half], self._kept[:half]
+            del self._numbers[:half], self._newest[:half]
             self._projects.clear()
         self._version = version
 
@@ -208,17 +208,17 @@ async def messages(
     noticed = ""
 
     def due() -> tuple[list[bytes], int, bool] | None:
-        """What to send, the number to continue from, and whether more waits; None: no more."""
+        """The messages to send, the number to continue from, whether more wait; None at the end."""
         nonlocal noticed
         if not is_valid():
             return None
-        found, number, more = recent.events(jobs, last, projects)
+        texts, number, more = recent.events(jobs, last, projects)
         if not more:
-            found += recent.readings(jobs, projects, shown)
+            texts += recent.readings(jobs, projects, shown)
         if feed.notice != noticed:
             noticed = feed.notice
-            found.append(message("service", {"halted": noticed}))
-        return found, number, more
+            texts.append(message("service", {"halted": noticed}))
+        return texts, number, more
 
     feed.clients += 1
     try:
@@ -227,9 +227,9 @@ async def messages(
             version = feed.version  # before reading: a change from now on ends the wait
             if (ready := await asyncio.to_thread(due)) is None:
                 return
-            found, last, more = ready
-            if found:
-                yield b"".join(found)
+            texts, last, more = ready
+            if texts:
+                yield b"".join(texts)
             if more:
                 continue
             if await feed.wait(version):

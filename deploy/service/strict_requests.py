@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from deploy.service.problems import PROBLEMS, Problem
 from deploy.service.route_roles import API
-from deploy.validation_words import expected
+from deploy.validation_words import format_expected
 
 HINT = f"{API}/openapi.json describes every route"
 _AS_JSON = "send a JSON object, with the header Content-Type: application/json"
@@ -41,7 +41,7 @@ class StrictRoute(APIRoute):
         answer = super().get_route_handler()
         known = [field.alias for field in self.dependant.query_params]
 
-        async def checked(request: Request) -> Response:
+        async def answer_strictly(request: Request) -> Response:
             for name in request.query_params:
                 if name not in known:
                     raise _wrong(
@@ -55,7 +55,7 @@ class StrictRoute(APIRoute):
                 _check_text(await request.body())
             return await answer(request)
 
-        return checked
+        return answer_strictly
 
 
 def strict_router() -> APIRouter:
@@ -95,33 +95,33 @@ def _texts(value: Any) -> Iterator[str]:
 def refusal(request: Request, error: RequestValidationError) -> Problem:
     """The problem of a request that does not fit its route."""
     first = error.errors()[0]
-    place, *path = first["loc"]
+    part, *path = first["loc"]
     field = ".".join(map(str, path)) or "body"
-    given = first.get("input")
+    input_value = first.get("input")
     match first["type"]:
         case "json_invalid":
             return _wrong("body", "JSON", "text that is none", _AS_JSON)
         case "missing" if field == "body":
             return _wrong("body", "a JSON object", "none", _AS_JSON)
         case "missing":
-            return _wrong(field, f"this {_KINDS[place]}", "none")
+            return _wrong(field, f"this {_KINDS[part]}", "none")
         case "extra_forbidden":
             known = _fields(request, path)
-            wanted = f"one of the fields {', '.join(known)}" if known else "no such field"
-            return _wrong(field, wanted, "another")
+            expectation = f"one of the fields {', '.join(known)}" if known else "no such field"
+            return _wrong(field, expectation, "another")
         case "string_pattern_mismatch":
             pattern = first["ctx"]["pattern"]
-            return _wrong(field, _PATTERNS.get(pattern, "another form"), shown(given))
+            return _wrong(field, _PATTERNS.get(pattern, "another form"), show_value(input_value))
     hint = _AS_JSON if field == "body" else HINT
-    return _wrong(field, expected(first) or "another value", shown(given), hint)
+    return _wrong(field, format_expected(first) or "another value", show_value(input_value), hint)
 
 
-def malformed(status: int) -> Problem:
+def refuse_malformed(status: int) -> Problem:
     """The problem of a body that cannot be read at all, as one that is nested too deeply."""
     return _wrong("body", "JSON in UTF-8", "what cannot be read", _AS_JSON, status=status)
 
 
-def shown(value: object) -> str:
+def show_value(value: object) -> str:
     """A value of a request in one short line, as JSON has it."""
     if isinstance(value, dict):
         return "an object"
@@ -143,9 +143,13 @@ _KINDS: Mapping[str, str] = {
 }
 
 
-def _wrong(field: str, wanted: str, got: str, hint: str = HINT, *, status: int = 422) -> Problem:
-    detail = f"{field}: expected {wanted}, got {got}"
-    return Problem(status, "bad_input", detail, field=field, expected=wanted, got=got, hint=hint)
+def _wrong(
+    field: str, expectation: str, got: str, hint: str = HINT, *, status: int = 422
+) -> Problem:
+    detail = f"{field}: expected {expectation}, got {got}"
+    return Problem(
+        status, "bad_input", detail, field=field, expected=expectation, got=got, hint=hint
+    )
 
 
 def _fields(request: Request, path: list[Any]) -> list[str]:

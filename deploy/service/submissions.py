@@ -20,7 +20,7 @@ from deploy.run.snapshot_ref import SnapshotRef, origin_of
 from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission
 from deploy.service.access import check_project
-from deploy.service.access_store import ProjectLimits, left
+from deploy.service.access_store import ProjectLimits, remaining_quota
 from deploy.service.job_rows import JobRow
 from deploy.service.job_store import JobStore
 from deploy.service.snapshots import list_complete_snapshots
@@ -124,7 +124,7 @@ class Submissions:
         plain = dict(request.settings)
         for name in _INPUTS:
             if isinstance(plain.get(name), str):
-                plain[name] = self._uploads.resolved(plain[name])
+                plain[name] = self._uploads.resolve(plain[name])
         for name in _PLACES:
             _check_absolute(option_name(name), plain.get(name))
         if "solver" not in plain:
@@ -141,7 +141,7 @@ class Submissions:
             id=job,
             name=_name(request.name or settings.solver.stem),
             created=int(job[:11], 16) / 1000,
-            project=checked_project(request.project),
+            project=check_project_name(request.project),
             owner=sender.name,
             labels=_labels(request.labels),
             priority=request.priority,
@@ -158,19 +158,19 @@ class Submissions:
         self, row: JobRow, changes: Cloning, key: str | None = None, sender: Principal = LOCAL
     ) -> JobRow:
         """Submit a copy of a job, with other settings, perhaps from one of its snapshots."""
-        own = str(self._store.folder(row.id) / job_folder.RUN)
-        kept = {
+        run_folder = str(self._store.folder(row.id) / job_folder.RUN)
+        settings = {
             name: value
             for name, value in row.settings.items()
             if name not in {"out", "snapshots", "logs"}
         }
         out, resume = row.settings["out"], None
         if changes.snapshot is not None:
-            resume = f"{out or own}@{_snapshot_of(row, changes.snapshot)}"
-            kept["weights"] = None
+            resume = f"{out or run_folder}@{_snapshot_of(row, changes.snapshot)}"
+            settings["weights"] = None
         return self.submit(
             Submitted(
-                settings=kept | changes.settings,
+                settings=settings | changes.settings,
                 name=changes.name or f"{row.name} (copy)",
                 project=row.project,
                 labels=row.labels if changes.labels is None else changes.labels,
@@ -181,11 +181,11 @@ class Submissions:
             sender,
         )
 
-    def changed(self, row: JobRow, changes: Mapping[str, Any]) -> dict[str, Any]:
+    def apply_changes(self, row: JobRow, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a job with these changes; raises BadInput for one that cannot change."""
         for name in changes:
             if name not in CHANGEABLE:
-                expected = ", ".join(option_name(each) for each in sorted(CHANGEABLE))
+                expected = ", ".join(option_name(setting) for setting in sorted(CHANGEABLE))
                 wrong = option_name(name[:80])
                 raise BadInput(wrong, expected=f"one of {expected}", got=wrong)
         settings = TrainSettings.of_plain(row.settings | dict(changes))
@@ -209,21 +209,21 @@ class Submissions:
             raise BadInput("run", expected="a run without a job", got=f"that of job {known}")
         settings = TrainSettings.load(run / SETTINGS).replace(out=run)
         _check_secrets(settings)
-        found = list_complete_snapshots(settings)
+        snapshots = list_complete_snapshots(settings)
         state = JobState.CANCELLED
         if (run / SUMMARY).is_file():
             state = JobState.SUCCEEDED
-        elif found:
+        elif snapshots:
             state = JobState.PAUSED
         job = self._store.new_id()
         submission = Submission(
             id=job,
             name=_name(name or run.name),
             created=int(job[:11], 16) / 1000,
-            project=checked_project(project),
+            project=check_project_name(project),
             owner=sender.name,
         )
-        snapshot = found[-1]["name"] if found else None
+        snapshot = snapshots[-1]["name"] if snapshots else None
         reason = f"adopted from {run}"
         row = self._store.create(
             submission, settings, state=state, reason=reason, snapshot=snapshot, attempt=1
@@ -233,14 +233,14 @@ class Submissions:
             subprocess.run(command, capture_output=True, check=False, timeout=_ADOPTION_S)
         return row
 
-    def checked(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+    def check_changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The changes of a job's name, labels and priority, checked; raises BadInput."""
-        found = dict(changes)
-        if "name" in found:
-            found["name"] = _name(found["name"])
-        if "labels" in found:
-            found["labels"] = _labels(found["labels"])
-        return found
+        values = dict(changes)
+        if "name" in values:
+            values["name"] = _name(values["name"])
+        if "labels" in values:
+            values["labels"] = _labels(values["labels"])
+        return values
 
     def _check_paths(self, settings: TrainSettings, job: str, sender: Principal) -> None:
         for name in _PATHS:
@@ -251,11 +251,11 @@ class Submissions:
             self._within(option, path, sender, "" if name in _INPUTS else job)
             if name in _INPUTS:
                 _check_input(option, path, folder_too=name not in _FILES)
-        place = (
+        folder = (
             _local("--snapshots", settings.snapshots) if settings.snapshots is not None else None
         )
-        if place is not None:
-            self._within("--snapshots", place, sender, job)
+        if folder is not None:
+            self._within("--snapshots", folder, sender, job)
 
     def _check_resume(self, text: str, settings: TrainSettings, sender: Principal) -> None:
         """Raise BadInput unless `text` is a snapshot at a place for the sender, with steps left.
@@ -264,9 +264,9 @@ class Submissions:
         """
         _check_absolute("--resume", text)
         run, separator, number = text.rpartition("@")
-        place = _local("--resume", run if separator and number.isdecimal() else text)
-        if place is not None:
-            self._within("--resume", place, sender)
+        folder = _local("--resume", run if separator and number.isdecimal() else text)
+        if folder is not None:
+            self._within("--resume", folder, sender)
         try:
             origin = origin_of(text)
         except BadInput:
@@ -281,15 +281,15 @@ class Submissions:
             return
         self._within("--resume", shelf, sender)
         manifest = _manifest_of(origin, text)
-        wanted = settings.max_iter or _max_iter_of(settings.solver)
-        if manifest is None or wanted is None:
+        planned = settings.max_iter or _max_iter_of(settings.solver)
+        if manifest is None or planned is None:
             return
-        if manifest.steps >= wanted * settings.workers:
-            taken = -(-manifest.steps // settings.workers)
+        if manifest.steps >= planned * settings.workers:
+            steps = -(-manifest.steps // settings.workers)
             raise BadInput(
                 "--max-iter",
-                expected=f"more than {taken}, the steps that the snapshot has taken",
-                got=wanted,
+                expected=f"more than {steps}, the steps that the snapshot has taken",
+                got=planned,
                 hint="give a larger one, or begin with an earlier snapshot",
             )
 
@@ -331,15 +331,15 @@ class Submissions:
                 hint="choose another --out",
             )
 
-    def _within(self, what: str, path: Path, sender: Principal, job: str = "") -> None:
+    def _within(self, label: str, path: Path, sender: Principal, job: str = "") -> None:
         """Raise BadInput for a path that the sender may not name, symbolic links resolved.
 
         `job` is set for what is written: of all folders of jobs only its own is good for that.
         """
         try:
-            target = path_checks.path(what, path).resolve()
+            target = path_checks.path(label, path).resolve()
         except (OSError, RuntimeError):  # symbolic links in a circle
-            raise BadInput(what, expected="a path that leads somewhere", got=path) from None
+            raise BadInput(label, expected="a path that leads somewhere", got=path) from None
         jobs = self._store.folder("").resolve()
         if target.is_relative_to(jobs):
             if self._may_use(target.relative_to(jobs).parts[:1], sender, job):
@@ -351,10 +351,10 @@ class Submissions:
         ):
             return
         roots = ", ".join(map(str, self._roots)) or "a --root of the service"
-        raise BadInput(what, expected=f"a path below {roots}", got=path)
+        raise BadInput(label, expected=f"a path below {roots}", got=path)
 
     def _may_use(self, folder: tuple[str, ...], sender: Principal, job: str) -> bool:
-        """Whether the sender may name a path in this folder of a job, for reading or for `job`."""
+        """True if the sender may name a path in this folder of a job, for reading or for `job`."""
         if job or not folder:
             return folder == (job,)
         try:
@@ -374,7 +374,7 @@ class Submissions:
         limits = self._limits().get(project)
         if limits is None:
             return
-        if settings.workers > left(limits.workers, 0):
+        if settings.workers > remaining_quota(limits.workers, 0):
             raise BadInput(
                 "--workers",
                 expected=f"at most {limits.workers}, the limit of project {project}",
@@ -382,7 +382,7 @@ class Submissions:
                 hint="ask an administrator for more",
             )
         queued = self._store.usage(project).queued
-        if left(limits.queued, queued) < 1:
+        if remaining_quota(limits.queued, queued) < 1:
             raise BadInput(
                 "project",
                 expected=f"at most {limits.queued} queued jobs in {project}",
@@ -391,61 +391,64 @@ class Submissions:
             )
 
 
-def _check_absolute(what: str, value: object) -> None:
+def _check_absolute(label: str, value: object) -> None:
     """Raise BadInput for a path that would be below the service's own working directory."""
     if isinstance(value, str) and not value.startswith("/") and ":/" not in value:
         raise BadInput(
-            what,
+            label,
             expected="an absolute path",
             got=argument_checks.describe_value(value),
             hint="begin it with /, for the service has another working directory",
         )
 
 
-def _check_input(what: str, path: Path, *, folder_too: bool) -> None:
+def _check_input(label: str, path: Path, *, folder_too: bool) -> None:
     """Raise BadInput unless `path` is a file that can be found, or a folder where that is good."""
-    wanted = "a file or folder" if folder_too else "a file"
+    kind = "a file or folder" if folder_too else "a file"
     try:
         path.stat()
     except OSError as error:
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         why = "it is missing" if missing else error.strerror
-        raise BadInput(what, expected=wanted, got=path, hint=why) from None
+        raise BadInput(label, expected=kind, got=path, hint=why) from None
     if path.is_dir() and not folder_too:
-        raise BadInput(what, expected=wanted, got=path, hint="it is a folder")
+        raise BadInput(label, expected=kind, got=path, hint="it is a folder")
 
 
-def _local(what: str, place: str) -> Path | None:
+def _local(label: str, location: str) -> Path | None:
     """The path that a place of snapshots names; None for an object store. Raises BadInput."""
-    if place.startswith("file:"):
-        return Path(unquote(urlsplit(place).path))
-    scheme, separator, _ = place.partition("://")
+    if location.startswith("file:"):
+        return Path(unquote(urlsplit(location).path))
+    scheme, separator, _ = location.partition("://")
     if separator and scheme not in _OBJECT_STORES:
         known = ", ".join(sorted(_OBJECT_STORES))
-        raise BadInput(what, expected=f"a path, file or one of {known}", got=f"{scheme[:40]}://")
-    return None if separator else Path(place)
+        raise BadInput(label, expected=f"a path, file or one of {known}", got=f"{scheme[:40]}://")
+    return None if separator else Path(location)
 
 
-def _snapshot_of(row: JobRow, wanted: str) -> str:
+def _snapshot_of(row: JobRow, choice: str) -> str:
     """The number of a snapshot of a job, by its number or "newest"; raises BadInput.
 
     A place in an object store that cannot be listed now is asked when the job starts.
     """
-    names = [each["name"] for each in list_complete_snapshots(TrainSettings.of_plain(row.settings))]
-    if wanted == "newest" and names:
+    names = [
+        snapshot["name"]
+        for snapshot in list_complete_snapshots(TrainSettings.of_plain(row.settings))
+    ]
+    if choice == "newest" and names:
         return str(names[-1])
     remote = "://" in str(row.settings.get("snapshots") or "")
-    number = row.snapshot if wanted == "newest" else wanted
+    number = row.snapshot if choice == "newest" else choice
     if remote and not names and number is not None and number.isdecimal():
         return number
-    if wanted not in names:
+    if choice not in names:
         raise BadInput(
             "snapshot",
             expected=(f"a snapshot of job {row.id}, which has {', '.join(names) or 'none'}"),
-            got=wanted[:80],
+            got=choice[:80],
             hint="leave it out to start from the beginning",
         )
-    return wanted
+    return choice
 
 
 def _manifest_of(origin: SnapshotRef, text: str) -> Manifest | None:
@@ -453,21 +456,23 @@ def _manifest_of(origin: SnapshotRef, text: str) -> Manifest | None:
 
     Raises BadInput if there is no such snapshot.
     """
-    found = {
+    manifests = {
         entry.name: entry.manifest
         for entry in origin.open().entries()
         if entry.manifest is not None
     }
-    if origin.name in found:
-        return found[origin.name]
-    kept = ", ".join(found) or "none"
+    if origin.name in manifests:
+        return manifests[origin.name]
+    numbers = ", ".join(manifests) or "none"
     if origin.name is not None:
         raise BadInput(
-            "--resume", expected=f"a snapshot of {origin.place}, which has {kept}", got=origin.name
+            "--resume",
+            expected=f"a snapshot of {origin.place}, which has {numbers}",
+            got=origin.name,
         )
-    if not found and not (origin.run is not None and any((origin.run / LOGS).glob("*"))):
+    if not manifests and not (origin.run is not None and any((origin.run / LOGS).glob("*"))):
         raise BadInput("--resume", expected="a run with a snapshot", got=f"{text}, which has none")
-    return list(found.values())[-1] if found else None
+    return list(manifests.values())[-1] if manifests else None
 
 
 def _check_steps(settings: TrainSettings) -> None:
@@ -491,21 +496,21 @@ def _max_iter_of(solver: Path) -> int | None:
     fields = _TEXT_OR_COMMENT.sub(" ", text)
     if "max_iter" not in fields and len(text) < _MAX_SOLVER_BYTES:
         return 0
-    found = _MAX_ITER.findall(fields)
-    return int(found[0]) if len(found) == 1 else None
+    numbers = _MAX_ITER.findall(fields)
+    return int(numbers[0]) if len(numbers) == 1 else None
 
 
 def _check_secrets(settings: TrainSettings) -> None:
     """Raise BadInput for an address with a key in it: settings are shown to all of a project."""
     for name in _ADDRESSES:
-        place = getattr(settings, name)
-        if place is None:
+        address = getattr(settings, name)
+        if address is None:
             continue
         try:
-            public = without_secrets(place)
+            public = without_secrets(address)
         except ValueError:  # as for http://[
-            raise argument_checks.wrong(f"--{name}", "an address", place) from None
-        if public != place.rstrip("/") or ";" in place:
+            raise argument_checks.wrong(f"--{name}", "an address", address) from None
+        if public != address.rstrip("/") or ";" in address:
             raise BadInput(
                 f"--{name}",
                 expected="an address without a key in it",
@@ -522,14 +527,14 @@ def _name(text: str) -> str:
     return text
 
 
-def checked_project(text: str) -> str:
+def check_project_name(text: str) -> str:
     """A name of a project; raises BadInput."""
-    return _named("project", text)
+    return _check_label("project", text)
 
 
-def _named(what: str, text: str) -> str:
+def _check_label(label: str, text: str) -> str:
     if not _LABEL.fullmatch(text):
-        raise BadInput(what, expected="letters, digits and ._/-, 63 at most", got=f"{text[:80]!r}")
+        raise BadInput(label, expected="letters, digits and ._/-, 63 at most", got=f"{text[:80]!r}")
     return text
 
 
@@ -537,7 +542,7 @@ def _labels(labels: Mapping[str, str]) -> dict[str, str]:
     if len(labels) > _MAX_LABELS:
         raise BadInput("labels", expected=f"at most {_MAX_LABELS}", got=len(labels))
     for name, value in labels.items():
-        _named("labels", name)
+        _check_label("labels", name)
         if len(value) > 200:
             raise BadInput("labels", expected="values of at most 200 characters", got=len(value))
         if not is_plain(value):

@@ -13,7 +13,7 @@ from shards.errors import BadInput, GiveUp
 _COMMAND = (sys.executable, "-c", "from deploy.cli.app import main; main()")
 _LONGEST_S = 600.0
 _one_at_a_time = threading.Lock()
-_places = threading.BoundedSemaphore(4)  # other threads of the service answer other requests
+_requests = threading.BoundedSemaphore(4)  # other threads of the service answer other requests
 
 
 def output_of(*words: str) -> bytes:
@@ -22,7 +22,7 @@ def output_of(*words: str) -> bytes:
     Raises BadInput or GiveUp with its last line, as the command itself ended, GiveUp for one that
     takes too long, and the problem 503 when several requests wait already.
     """
-    if not _places.acquire(blocking=False):
+    if not _requests.acquire(blocking=False):
         raise Problem(503, "busy", f"{words[0]}: other requests wait for it; repeat this later")
     try:
         with _one_at_a_time:
@@ -32,7 +32,7 @@ def output_of(*words: str) -> bytes:
     except subprocess.TimeoutExpired:
         raise GiveUp(f"{' '.join(words[:2])}: no result for {_LONGEST_S:g} s") from None
     finally:
-        _places.release()
+        _requests.release()
     if done.returncode:
         text = done.stderr.decode(errors="replace").strip().splitlines()
         line = text[-1].removeprefix("downpour: error: ") if text else f"status {done.returncode}"

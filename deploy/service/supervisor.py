@@ -25,8 +25,8 @@ from deploy.run.snapshot_ref import catalog_of
 from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptOutcome, End
 from deploy.runner.journal import JournalReader
-from deploy.runner.readings import Reading, read_newest, read_series, thinned
-from deploy.service.access_store import ProjectLimits, left
+from deploy.runner.readings import Reading, read_newest, read_series, thin_out
+from deploy.service.access_store import ProjectLimits, remaining_quota
 from deploy.service.alerts import (
     RESERVE_BYTES,
     UNWRITABLE,
@@ -38,7 +38,7 @@ from deploy.service.alerts import (
 from deploy.service.job_rows import JobRow
 from deploy.service.job_store import CAUSE, JobStore, StateChanged
 from deploy.service.launcher import Liveness, LocalLauncher
-from deploy.service.retention import needed_by
+from deploy.service.retention import list_dependents
 from deploy.service.snapshots import list_complete_snapshots
 from deploy.service.states import (
     ATTEMPTED,
@@ -225,7 +225,7 @@ class Supervisor:
 
     def _obstacles(self, limits: Mapping[str, ProjectLimits]) -> dict[str, str]:
         """The obstacle to the start of each queued job, in the order of the queue."""
-        queued = self._store.queued()
+        queued = self._store.list_queued()
         if not queued:
             return {}
         waiting = [job._replace(slots=min(job.slots, self.slots)) for job in queued]
@@ -244,12 +244,13 @@ class Supervisor:
         return msgspec.structs.replace(row, waiting=waiting)
 
     def _quotas(self, limits: Mapping[str, ProjectLimits]) -> dict[str, Quota]:
-        """What each project with limits may still start."""
+        """The remaining quota of each project with limits."""
         quotas = {}
         for project, most in limits.items():
             used = self._store.usage(project)
             quotas[project] = Quota(
-                left(most.running, used.running), left(most.workers, used.workers)
+                remaining_quota(most.running, used.running),
+                remaining_quota(most.workers, used.workers),
             )
         return quotas
 
@@ -295,9 +296,9 @@ class Supervisor:
             self._enforce(row, folder)
 
     def _is_due(self, row: JobRow) -> bool:
-        """Whether a job may start again. A longer wait than any delay is from another clock."""
-        left = row.not_before - self._clock()
-        return not 0 < left <= 2 * max(LONGEST_RETRY_S, self._retry_s)
+        """True if a job may start again. A longer wait than any delay is from another clock."""
+        remaining_s = row.not_before - self._clock()
+        return not 0 < remaining_s <= 2 * max(LONGEST_RETRY_S, self._retry_s)
 
     def _follow(self, row: JobRow, folder: Path) -> JobRow:
         """Take in the runner's new events, and make the transitions that they cause.
@@ -335,8 +336,8 @@ class Supervisor:
             if not order.data.get("live")
             for name in order.data["changes"]
         }
-        kept = {name: value for name, value in changed.items() if name not in later}
-        self._store.note(row, "recorded", settings=row.settings | kept)
+        effective = {name: value for name, value in changed.items() if name not in later}
+        self._store.note(row, "recorded", settings=row.settings | effective)
         return self._store.get(row.id)
 
     def _show(self, row: JobRow, folder: Path, life: Liveness) -> JobRow:
@@ -350,7 +351,7 @@ class Supervisor:
                 "planned": reading.readings.planned,
                 "time": reading.time,
                 **{name: getattr(reading.point, name) for name in _HEAD},
-                "line": thinned(
+                "line": thin_out(
                     [point.loss for point in read_series(readings / job_folder.SERIES)[-2000:]],
                     _LINE_POINTS,
                 ),
@@ -407,10 +408,10 @@ class Supervisor:
     def _outcome(self, row: JobRow, folder: Path) -> AttemptOutcome | None:
         """The outcome of the present attempt; None if it has not written one."""
         try:
-            found = job_folder.load(folder / job_folder.OUTCOME, AttemptOutcome)
+            outcome = job_folder.load(folder / job_folder.OUTCOME, AttemptOutcome)
         except BadInput:
             return None
-        return found if found is not None and found.nonce == row.nonce else None
+        return outcome if outcome is not None and outcome.nonce == row.nonce else None
 
     def _end(self, row: JobRow, folder: Path, outcome: AttemptOutcome | None) -> None:
         """Conclude an attempt after its process has gone, once nothing of it is left."""
@@ -451,7 +452,7 @@ class Supervisor:
         self._show_final(row, folder)
         self._launcher.forget(row.nonce)
         self._watch.forget(row.id)
-        for kept in (
+        for by_job in (
             self._events,
             self._shown,
             self._listed,
@@ -460,7 +461,7 @@ class Supervisor:
             self._heard,
             self._complaints,
         ):
-            kept.pop(row.id, None)
+            by_job.pop(row.id, None)
 
     def _answer_rest(self, row: JobRow, folder: Path) -> None:
         """Answer the orders that an attempt has left open: each gets one answer."""
@@ -471,8 +472,8 @@ class Supervisor:
         }
         for order in orders:
             order_id = order.data.get("order_id")
-            ours = order.kind in _ANSWERED or order.data.get("live")
-            if order.attempt == row.attempt and ours and order_id not in answered:
+            is_answered_here = order.kind in _ANSWERED or order.data.get("live")
+            if order.attempt == row.attempt and is_answered_here and order_id not in answered:
                 text = "the attempt ended before this was done"
                 self._store.note(row, "answer", order_id=order_id, ok=False, text=text)
 
@@ -495,9 +496,9 @@ class Supervisor:
         """The columns of an attempt that has ended."""
         cause = outcome.end.value if outcome is not None else "gone"
         started = [
-            each["started"]
-            for each in self._store.attempts(row.id)
-            if each["number"] == row.attempt
+            attempt["started"]
+            for attempt in self._store.attempts(row.id)
+            if attempt["number"] == row.attempt
         ]
         ended = outcome.ended if outcome is not None else self._clock()
         return {
@@ -523,12 +524,12 @@ class Supervisor:
         self._show(row, folder, Liveness.GONE)
 
     def _clean(self, row: JobRow) -> bool:
-        """Whether no process of the job is left; those that are left are ended."""
+        """End the processes of the job that remain; returns whether none did."""
         folder = self._store.folder(row.id)
         first = self._swept.get(row.id)
         overdue = first is not None and self._clock() - first > _SWEEP_S
-        left = self._launcher.kill(folder, signal.SIGKILL if overdue else signal.SIGTERM)
-        if left:
+        remaining = self._launcher.kill(folder, signal.SIGKILL if overdue else signal.SIGTERM)
+        if remaining:
             self._swept.setdefault(row.id, self._clock())
             return False
         sweep_temporary()
@@ -551,7 +552,8 @@ class Supervisor:
 
     def _newest_snapshot(self, row: JobRow) -> str | None:
         names = [
-            each["name"] for each in list_complete_snapshots(TrainSettings.of_plain(row.settings))
+            snapshot["name"]
+            for snapshot in list_complete_snapshots(TrainSettings.of_plain(row.settings))
         ]
         return max(names, key=int) if names else None
 
@@ -565,14 +567,14 @@ _HEAD = (
 def evaluations(settings: TrainSettings) -> list[dict[str, Any]]:
     """The tests of a run's weights so far, in order."""
     try:
-        found = read_evaluations(settings.out / EVALUATIONS)
+        results = read_evaluations(settings.out / EVALUATIONS)
     except BadInput:
         return []
-    return [msgspec.to_builtins(each) for each in found]
+    return [msgspec.to_builtins(result) for result in results]
 
 
 def may_change_live(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
-    """Whether a job with these settings can follow the changes without another attempt.
+    """Return whether a job with these settings can follow the changes without another attempt.
 
     The rate cannot change where workers take steps at a rate of their own.
     """
@@ -589,7 +591,7 @@ def delete_folder(store: JobStore, row: JobRow) -> None:
         states = ", ".join(state for state in JobState if state in TERMINAL)
         text = f"delete: expected {states}; {row.id} is {row.state}"
         raise StateChanged(text, row.state, expected=states)
-    if needed := needed_by(store, row):
+    if needed := list_dependents(store, row):
         text = f"delete: expected no job that begins with a snapshot of {row.id}, got {needed[0]}"
         raise StateChanged(text, row.state)
     folder = store.folder(row.id)

@@ -15,7 +15,7 @@ _TOKEN = re.compile(r"dps_([0-9a-f]{12})_([0-9a-f]{64})")
 
 
 class TokenRole(StrEnum):
-    """What a token may do in its projects. Each role may do what those before it may."""
+    """The rights of a token in its projects. Each role may do what those before it may."""
 
     VIEWER = "viewer"
     SUBMITTER = "submitter"
@@ -23,7 +23,7 @@ class TokenRole(StrEnum):
     ADMINISTRATOR = "administrator"
 
     def includes(self, other: "TokenRole") -> bool:
-        """Whether this role may do what `other` may."""
+        """Return whether this role may do what `other` may."""
         ranks = list(TokenRole)
         return ranks.index(self) >= ranks.index(other)
 
@@ -42,7 +42,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
 
     def sees(self, project: str) -> bool:
-        """Whether the project and its jobs exist for this sender."""
+        """Return whether the project and its jobs exist for this sender."""
         return self.projects is None or project in self.projects
 
 
@@ -58,18 +58,18 @@ def new_token() -> tuple[str, str]:
 
 def token_id(text: str) -> str | None:
     """The id of a token; None for a text that is no token."""
-    found = _TOKEN.fullmatch(text)
-    return found[1] if found is not None else None
+    match = _TOKEN.fullmatch(text)
+    return match[1] if match is not None else None
 
 
 def digest_of(secret: str) -> str:
-    """What is stored of a token or of a session."""
+    """The digest that is stored of a token or of a session."""
     return hmac.digest(b"downpour service", secret.encode(), "sha256").hex()
 
 
-def constant_time_equal(given: str, expected: str) -> bool:
-    """Whether two texts are equal, in a time that says nothing about them."""
-    return hmac.compare_digest(given.encode(), expected.encode())
+def constant_time_equal(text: str, expected: str) -> bool:
+    """Return whether two texts are equal, in a time that says nothing about them."""
+    return hmac.compare_digest(text.encode(), expected.encode())
 
 
 def csrf_of(session: str) -> str:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from deploy.service.access import Sender, note
 from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.strict_requests import TOKEN_NAME
-from deploy.service.submissions import checked_project
+from deploy.service.submissions import check_project_name
 from deploy.service.tokens import Principal, TokenRole
 
 DAY_S = 86400.0
@@ -49,7 +49,7 @@ def add_routes(router: APIRouter, store: AccessStore, usage: Usage) -> None:
     @router.get("/whoami")
     def whoami(sender: Sender) -> dict[str, Any]:
         """The name, the role and the projects of the token of this request."""
-        return _shown(sender)
+        return _show_sender(sender)
 
     @router.get("/tokens")
     def tokens() -> dict[str, Any]:
@@ -59,7 +59,7 @@ def add_routes(router: APIRouter, store: AccessStore, usage: Usage) -> None:
     @router.post("/tokens", status_code=201)
     def create(request: Request, body: NewToken) -> dict[str, Any]:
         """Create a token. `token` is in this answer only."""
-        projects = body.projects and [checked_project(each) for each in body.projects]
+        projects = body.projects and [check_project_name(project) for project in body.projects]
         row, text = store.create_token(body.name, body.role, projects, body.days * DAY_S)
         note(request, detail=f"{row.name} {row.id} {row.role}")
         return {**msgspec.to_builtins(row), "token": text}
@@ -96,7 +96,7 @@ def add_routes(router: APIRouter, store: AccessStore, usage: Usage) -> None:
     ) -> dict[str, Any]:
         """Set the limits of a project, in place of those that it had."""
         limits = ProjectLimits(**body.model_dump())
-        store.set_limits(checked_project(project), limits)
+        store.set_limits(check_project_name(project), limits)
         plain: dict[str, Any] = msgspec.to_builtins(limits)
         note(request, project=project, detail=" ".join(f"{n}={v}" for n, v in plain.items()))
         return {"name": project, "limits": plain}
@@ -109,11 +109,11 @@ def add_routes(router: APIRouter, store: AccessStore, usage: Usage) -> None:
         job: Annotated[str | None, Query(max_length=64)] = None,
     ) -> dict[str, Any]:
         """Changes and failed logins, the newest first. `cursor` of an answer continues it."""
-        found = store.audit(limit, cursor, actor, job)
-        more = found[-1].id if len(found) == limit else None
-        return {"entries": [msgspec.to_builtins(each) for each in found], "cursor": more}
+        entries = store.audit(limit, cursor, actor, job)
+        more = entries[-1].id if len(entries) == limit else None
+        return {"entries": [msgspec.to_builtins(entry) for entry in entries], "cursor": more}
 
 
-def _shown(sender: Principal) -> dict[str, Any]:
+def _show_sender(sender: Principal) -> dict[str, Any]:
     projects = sorted(sender.projects) if sender.projects is not None else None
     return {"name": sender.name, "role": sender.role, "projects": projects}

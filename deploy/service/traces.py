@@ -48,7 +48,7 @@ def phases(events: Sequence[Mapping[str, Any]]) -> list[PhaseSpan]:
     `events` are those of one job from the first on. No span ends before it begins, even where the
     clock was set back.
     """
-    found: list[PhaseSpan] = []
+    spans: list[PhaseSpan] = []
     begun: tuple[JobState, float, int] | None = None
     for event in events:
         if (text := event["data"].get("state")) is None:
@@ -56,9 +56,9 @@ def phases(events: Sequence[Mapping[str, Any]]) -> list[PhaseSpan]:
         state, now = JobState(text), float(event["time"])
         if begun is not None:
             now = max(now, begun[1])
-            found.append(PhaseSpan(_NAMES[begun[0]], begun[1], now, begun[2]))
+            spans.append(PhaseSpan(_NAMES[begun[0]], begun[1], now, begun[2]))
         if state in _ENDS:
-            return found
+            return spans
         begun = state, now, int(event["attempt"])
     return []
 
@@ -95,13 +95,13 @@ class JobTraces:
 
     def _events_of_start(self, job: str) -> list[dict[str, Any]]:
         """The events of a job up to its first update, or all that there are."""
-        found: list[dict[str, Any]] = []
-        while batch := self._store.events([job], found[-1]["id"] if found else 0):
+        events: list[dict[str, Any]] = []
+        while batch := self._store.events([job], events[-1]["id"] if events else 0):
             for event in batch:
-                found.append(event)
+                events.append(event)
                 if event["data"].get("state") in _ENDS:
-                    return found
-        return found
+                    return events
+        return events
 
     def _send(self, row: JobRow, spans: list[PhaseSpan]) -> None:
         from opentelemetry import trace
@@ -114,12 +114,15 @@ class JobTraces:
         }  # fmt: skip
         root = self._tracer.start_span("job", attributes=whole, start_time=_ns(spans[0].start))
         context = trace.set_span_in_context(root)
-        for each in spans:
-            own: dict[str, str | int] = {"downpour.job": row.id, "downpour.attempt": each.attempt}
+        for span in spans:
+            attributes: dict[str, str | int] = {
+                "downpour.job": row.id,
+                "downpour.attempt": span.attempt,
+            }
             part = self._tracer.start_span(
-                each.name, context, attributes=own, start_time=_ns(each.start)
+                span.name, context, attributes=attributes, start_time=_ns(span.start)
             )
-            part.end(_ns(each.end))
+            part.end(_ns(span.end))
         if row.state is JobState.FAILED:
             root.set_status(trace.Status(trace.StatusCode.ERROR, f"{row.code}: {row.reason}"))
         elif row.state is JobState.RUNNING:
@@ -128,7 +131,7 @@ class JobTraces:
 
 
 def traces_to(url: str) -> Callable[[JobStore], JobTraces]:
-    """What sends the traces of a store to a collector, by OTLP over HTTP; raises BadInput."""
+    """Return a sender of a store's traces to a collector, by OTLP over HTTP; raises BadInput."""
     if not url.startswith(("http://", "https://")):
         raise BadInput("--traces-to", expected="a URL such as http://127.0.0.1:4318", got=url[:80])
     try:

@@ -24,7 +24,7 @@ import msgspec
 from deploy.run.disk_space import free_bytes, megabytes
 from deploy.run.folder import write_whole
 from deploy.runner import job_folder
-from deploy.service.access_store import ProjectLimits, left
+from deploy.service.access_store import ProjectLimits, remaining_quota
 from deploy.service.artefacts import sha256_of
 from shards.errors import UNDECODABLE, BadInput, DownpourError, GiveUp
 
@@ -50,7 +50,7 @@ class UploadedFile(msgspec.Struct, frozen=True):
 
 
 class FileProgress(msgspec.Struct, frozen=True):
-    """How many bytes of a file are there, and whether it is complete with the right digest."""
+    """The bytes of a file that have arrived, and whether it is complete with the right digest."""
 
     path: str
     bytes: int
@@ -110,7 +110,7 @@ class Uploads:
         upload = hashlib.sha256(content).hexdigest()[:32]
         folder = self.folder / upload
         size = sum(file.bytes for file in files)
-        with self._lock, _removed_if_refused(folder):
+        with self._lock, _remove_if_refused(folder):
             known = job_folder.load(folder / _USE, UploadUse)
             if not (folder / _MANIFEST).is_file():
                 self._check_room(size)
@@ -132,27 +132,27 @@ class Uploads:
         return self.status(upload)
 
     def usage(self, project: str) -> ProjectLimits:
-        """What the uploads of a project use now, in the terms of its limits."""
-        found = [
+        """The present use of a project's uploads, in the terms of its limits."""
+        uses = [
             use
             for path in self.folder.glob(f"*/{_USE}")
             if (use := job_folder.load(path, UploadUse)) is not None and project in use.projects
         ]
         return ProjectLimits(
-            uploads=sum(not use.complete for use in found),
-            upload_bytes=sum(use.bytes for use in found),
+            uploads=sum(not use.complete for use in uses),
+            upload_bytes=sum(use.bytes for use in uses),
         )
 
     def status(self, upload: str) -> UploadStatus:
-        """What of an upload is there; raises KeyError for an unknown id."""
-        found = []
+        """The progress of an upload; raises KeyError for an unknown id."""
+        files = []
         for file in self._manifest(upload):
             target = self._target(upload, file.path)
             complete = target.is_file()
             received = file.bytes if complete else _size(_part(target))
-            found.append(FileProgress(file.path, file.bytes, received, complete))
-        complete = all(file.complete for file in found)
-        return UploadStatus(upload, f"{PREFIX}{upload}", complete, found)
+            files.append(FileProgress(file.path, file.bytes, received, complete))
+        complete = all(file.complete for file in files)
+        return UploadStatus(upload, f"{PREFIX}{upload}", complete, files)
 
     def write(self, upload: str, path: str, offset: int, chunk: bytes) -> FileProgress:
         """Add a chunk to a file of an upload.
@@ -179,7 +179,7 @@ class Uploads:
                 os.utime(self.folder / upload)
         return FileProgress(path, file.bytes, received, target.is_file())
 
-    def resolved(self, text: str) -> str:
+    def resolve(self, text: str) -> str:
         """The path that `upload:ID/PATH` names; another text as it is. Raises BadInput."""
         if not text.startswith(PREFIX):
             return text
@@ -203,14 +203,14 @@ class Uploads:
         if limits is None:
             return
         used = self.usage(project)
-        if not complete and left(limits.uploads, used.uploads) < 1:
+        if not complete and remaining_quota(limits.uploads, used.uploads) < 1:
             raise BadInput(
                 "uploads",
                 expected=f"at most {limits.uploads} in progress in project {project}",
                 got=f"{used.uploads} and this one",
                 hint="finish one of them first",
             )
-        if left(limits.upload_bytes, used.upload_bytes) < size:
+        if remaining_quota(limits.upload_bytes, used.upload_bytes) < size:
             assert limits.upload_bytes is not None
             assert used.upload_bytes is not None
             raise BadInput(
@@ -262,7 +262,7 @@ class Uploads:
 
 
 @contextmanager
-def _removed_if_refused(folder: Path) -> Iterator[None]:
+def _remove_if_refused(folder: Path) -> Iterator[None]:
     """Remove the folder of an upload that cannot begin: it would count as one in progress."""
     new = not folder.exists()
     try:

@@ -68,10 +68,10 @@ class Hosts(msgspec.Struct, frozen=True):
         assert parts.hostname is not None, "checked before"
         port = parts.port or (443 if parts.scheme == "https" else 80)
         try:
-            found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+            answers = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise GiveUp(f"{parts.hostname}: {error}") from None
-        addresses = [str(address) for *_, (address, *_) in found]
+        addresses = [str(address) for *_, (address, *_) in answers]
         for address in addresses:
             public = ipaddress.ip_address(address).is_global
             if not public and not self._names(parts.hostname, _PRIVATE):
@@ -80,9 +80,9 @@ class Hosts(msgspec.Struct, frozen=True):
 
     def _names(self, host: str, prefix: str) -> bool:
         return any(
-            fnmatchcase(host, each.removeprefix(prefix).lower())
-            for each in self.patterns
-            if each.startswith(prefix)
+            fnmatchcase(host, pattern.removeprefix(prefix).lower())
+            for pattern in self.patterns
+            if pattern.startswith(prefix)
         )
 
 
@@ -130,8 +130,8 @@ class Webhooks:
         """Every webhook, without its secret."""
         columns = [column for column in webhook.c if column.name != "secret"]
         with self._engine.connect() as connection:
-            found = connection.execute(sa.select(*columns).order_by(webhook.c.created))
-            return [dict(row) for row in found.mappings()]
+            rows = connection.execute(sa.select(*columns).order_by(webhook.c.created))
+            return [dict(row) for row in rows.mappings()]
 
     def remove(self, name: str) -> None:
         """Forget a webhook; raises KeyError for an unknown one."""
@@ -145,8 +145,8 @@ class Webhooks:
         with self._lock, self._engine.connect() as connection:
             rows = [dict(row) for row in connection.execute(sa.select(webhook)).mappings()]
         for row in rows:
-            left = row["not_before"] - self._clock()
-            if not 0 < left <= self._longest_s:  # a longer wait is from another clock
+            remaining_s = row["not_before"] - self._clock()
+            if not 0 < remaining_s <= self._longest_s:  # a longer wait is from another clock
                 self._send_to(row)
 
     def _send_to(self, row: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ class Webhooks:
             connection.execute(sa.update(webhook).where(webhook.c.id == row["id"]).values(**row))
 
     def _body(self, event: dict[str, Any], project: str | None) -> bytes | None:
-        """What is sent of an event; None for one that is not notable, or of another project."""
+        """The body to send of an event; None for one that is not notable, or of another project."""
         state = event["data"].get("state")
         if event["kind"] != "alert" and state not in _NOTABLE:
             return None

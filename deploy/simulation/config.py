@@ -71,7 +71,7 @@ class SimulationConfig(
 
     @property
     def merging(self) -> Merge:
-        """How the shards merge pushes."""
+        """The rule by which the shards merge pushes."""
         match self.merge:
             case "round":
                 return Round(self.backups)
@@ -86,7 +86,7 @@ class SimulationConfig(
 
     @property
     def slots(self) -> bool:
-        """Whether weights alone do not show which pushes they hold.
+        """True if weights alone do not show which pushes they hold.
 
         They do not if a rule keeps slots, if a push may leave a table out, if pushes wait in a
         buffer, if a round drops some, if stale ones count for less, or if the rate changes.
@@ -100,7 +100,7 @@ class SimulationConfig(
             or self.changes_rate
         )
 
-    def pushed(self, seq: int) -> tuple[str, ...]:
+    def tables_of_push(self, seq: int) -> tuple[str, ...]:
         """The tables in push `seq` of any worker."""
         tables = tuple(self.rules)
         return tables[seq % 3 - 1 : seq % 3] if len(tables) > 1 and seq % 3 else tables

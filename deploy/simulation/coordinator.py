@@ -23,13 +23,13 @@ class SimulatedCoordinator(SimulatedProcess):
         self._world, self._groups = world, groups
         for group in groups:
             group.coordinator = self
-        self._coordinator: Coordinator | None = self._started()
+        self._coordinator: Coordinator | None = self._new_coordinator()
 
     def begin(self) -> None:
         """Start the timer of its ticks."""
         self.every(SILENCE_S / 3, self._tick)
 
-    def _started(self) -> Coordinator:
+    def _new_coordinator(self) -> Coordinator:
         """A new coordinator that starts from the record."""
         shards = len(self._groups)
         return Coordinator(shards, silence_s=SILENCE_S, record=dict(self.record))
@@ -40,7 +40,7 @@ class SimulatedCoordinator(SimulatedProcess):
         self._world.note("the coordinator dies")
 
         def back() -> None:
-            self._coordinator = self._started()
+            self._coordinator = self._new_coordinator()
 
         self._clock.after(back_s, back)
 
@@ -49,7 +49,7 @@ class SimulatedCoordinator(SimulatedProcess):
         if self._coordinator is not None:
             self._decide(self._coordinator.receive_beat(beat, self.now))
 
-    def broken(self, boot: int) -> None:
+    def report_break(self, boot: int) -> None:
         """The connection to a copy breaks; the coordinator takes that for the copy's death."""
 
         def notice() -> None:
@@ -67,7 +67,7 @@ class SimulatedCoordinator(SimulatedProcess):
             before, self.record = self.record, decision.record
             for shard, group in self.record.items():
                 if group != before[shard]:
-                    self._groups[shard].decided(before[shard], group)
+                    self._groups[shard].check_decision(before[shard], group)
         for boot, assignment in decision.assignments:
             self._send(boot, assignment)
 

@@ -105,27 +105,27 @@ class SimulatedDisk:
     def close(self) -> None:
         """Do nothing: no other process uses this disk."""
 
-    def truncated(self, name: str, size: int) -> "SimulatedDisk":
+    def copy_truncated(self, name: str, size: int) -> "SimulatedDisk":
         """A copy of this disk with only the first `size` bytes of the file `name`."""
         other = SimulatedDisk(str(self.where), self._chance)
-        for each, file in self._files.items():
-            copy = other._files[each] = _SimulatedFile()
-            copy.write(bytes(file.seen[:size] if each == name else file.seen))
+        for file_name, file in self._files.items():
+            copy = other._files[file_name] = _SimulatedFile()
+            copy.write(bytes(file.seen[:size] if file_name == name else file.seen))
         return other
 
     # --- failures ---------------------------------------------------------------------------------
 
     def fail(self) -> None:
         """The power fails and returns: unflushed data is randomly kept, torn or lost."""
-        found: dict[str, _SimulatedFile] = {}
+        survivors: dict[str, _SimulatedFile] = {}
         for name in {**self._safe, **self._files}:
-            here, there = self._files.get(name), self._safe.get(name)
-            file = here if here is there else self._chance.choice((here, there))
+            current, flushed = self._files.get(name), self._safe.get(name)
+            file = current if current is flushed else self._chance.choice((current, flushed))
             if file is not None:
-                found[name] = file
-        for file in {id(file): file for file in found.values()}.values():
+                survivors[name] = file
+        for file in {id(file): file for file in survivors.values()}.values():
             self._tear(file)
-        self._files, self._safe = found, dict(found)
+        self._files, self._safe = survivors, dict(survivors)
 
     def _tear(self, file: _SimulatedFile) -> None:
         """Damage the unflushed part of a file: its length may be kept, but not all its sectors."""

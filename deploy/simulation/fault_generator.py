@@ -52,20 +52,20 @@ def swarm(
     setting = _setting(draw, kind)
     if kind is ClusterConfig.LOGGED and profile is Profile.BEYOND:
         setting = msgspec.structs.replace(setting, durability=Durability.PROCESS)
-    found: list[AnyFault] = []
-    for wanted in _wanted(setting, profile):
+    schedule: list[AnyFault] = []
+    for draw_fault in _possible_kinds(setting, profile):
         if draw.random() < ON:
             for _ in range(draw.randint(1, 3)):
-                found += wanted(draw, setting)
+                schedule += draw_fault(draw, setting)
     if profile is Profile.WITHIN and setting.durability is Durability.PROCESS:
-        found = [_with_the_power_on(fault) for fault in found]
+        schedule = [_with_the_power_on(fault) for fault in schedule]
     if profile is Profile.WITHIN and draw.random() < RESHARDED:
-        found += _reshard(draw, setting)
+        schedule += _reshard(draw, setting)
         # If a shard in memory dies during a resharding, its job ends: only a log could recover it.
-        found = [
-            f for f in found if kind is ClusterConfig.LOGGED or not isinstance(f, faults.Restart)
+        schedule = [
+            f for f in schedule if kind is ClusterConfig.LOGGED or not isinstance(f, faults.Restart)
         ]
-    found.sort(key=lambda fault: fault.at)
+    schedule.sort(key=lambda fault: fault.at)
     if draw.random() < SLOTS and setting.push not in SPARSE:
         rule, state_s = draw.choice(RULES_WITH_SLOTS), draw.choice([0.0, 0.5])
         setting = msgspec.structs.replace(setting, rule=rule, state_s=state_s)
@@ -81,14 +81,14 @@ def swarm(
         setting = msgspec.structs.replace(setting, stale_after=after, stale_drop=drop)
     if draw.random() < PIECES:
         setting = msgspec.structs.replace(setting, piece_bytes=draw.choice([256, 1024]))
-    if profile is Profile.WITHIN and _keeps_quiesces(setting, found) and draw.random() < HELD:
-        found = sorted([*found, *_holds(draw, setting)], key=lambda fault: fault.at)
+    if profile is Profile.WITHIN and _keeps_quiesces(setting, schedule) and draw.random() < HELD:
+        schedule = sorted([*schedule, *_holds(draw, setting)], key=lambda fault: fault.at)
     if profile is Profile.WITHIN and draw.random() < CHANGED:
         changes = _changes(draw, setting)
-        found = sorted([*found, *changes], key=lambda fault: fault.at)
-        rates = any(one.rate_factor is not None for one in changes)
+        schedule = sorted([*schedule, *changes], key=lambda fault: fault.at)
+        rates = any(change.rate_factor is not None for change in changes)
         setting = msgspec.structs.replace(setting, changes_rate=rates)
-    return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(found))
+    return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(schedule))
 
 
 def _merging(draw: Draw, setting: SimulationConfig) -> SimulationConfig:
@@ -126,7 +126,7 @@ def _setting(draw: Draw, cluster: ClusterConfig) -> SimulationConfig:
 
 
 def _may_burst(setting: SimulationConfig) -> bool:
-    """Whether the shards may be rolled back, and take more than one push of a worker at a time."""
+    """True if the shards may be rolled back, and take more than one push of a worker at a time."""
     in_memory = setting.cluster in (ClusterConfig.SINGLE, ClusterConfig.COMPRESSED)
     return in_memory and setting.bound is not None and setting.merge == "each"
 
@@ -137,7 +137,7 @@ def _compression(draw: Draw) -> tuple[str, str]:
     return push, draw.choice(("none", "bf16") if push in SPARSE else ("none", *CHANGES))
 
 
-def _wanted(setting: SimulationConfig, profile: Profile) -> list[Drawn]:
+def _possible_kinds(setting: SimulationConfig, profile: Profile) -> list[Drawn]:
     """The kinds of faults that are possible for a cluster."""
     kinds: list[Drawn] = [_lose, _double, _delay, _cut, _clogs, _freeze, _skew]
     if setting.push not in SPARSE:
@@ -151,7 +151,7 @@ def _wanted(setting: SimulationConfig, profile: Profile) -> list[Drawn]:
         return [*kinds, _restart, _tear, _tear, _outage, _full_disk]
     return [
         *kinds,
-        *((_unreported_roll_back,) if profile is Profile.BEYOND else (_restart, _roll_back)),
+        *((_roll_back_unreported,) if profile is Profile.BEYOND else (_restart, _roll_back)),
     ]
 
 
@@ -159,15 +159,15 @@ def _wanted(setting: SimulationConfig, profile: Profile) -> list[Drawn]:
 
 
 def _time(draw: Draw, setting: SimulationConfig) -> float:
-    return _rounded(draw.uniform(FIRST_S, setting.quiet_s))
+    return _round_time(draw.uniform(FIRST_S, setting.quiet_s))
 
 
-def _rounded(value: float) -> float:
+def _round_time(value: float) -> float:
     return round(value, 3)
 
 
 def _lasting(draw: Draw, longest_s: float) -> float:
-    return _rounded(draw.uniform(0.1, longest_s))
+    return _round_time(draw.uniform(0.1, longest_s))
 
 
 def _worker(draw: Draw, setting: SimulationConfig) -> str:
@@ -233,11 +233,11 @@ def _cut(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
 
 def _clogs(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
     """Clog some processes one after another, and unclog them in another order ("swizzling")."""
-    begin, found = _time(draw, setting), list[AnyFault]()
+    begin, clogs = _time(draw, setting), list[AnyFault]()
     for _ in range(draw.randint(1, 3)):
-        at = _rounded(begin + draw.uniform(0, 1))
-        found.append(faults.Clog(at=at, for_s=_lasting(draw, 3), a=_any_process(draw, setting)))
-    return found
+        at = _round_time(begin + draw.uniform(0, 1))
+        clogs.append(faults.Clog(at=at, for_s=_lasting(draw, 3), a=_any_process(draw, setting)))
+    return clogs
 
 
 def _freeze(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
@@ -265,7 +265,7 @@ def _roll_back(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
     return [faults.Restart(at=at, shard=shard, lost_s=_lasting(draw, 3))]
 
 
-def _unreported_roll_back(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
+def _roll_back_unreported(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
     return [msgspec.structs.replace(f, reported=False) for f in _roll_back(draw, setting)]
 
 
@@ -301,32 +301,32 @@ def _with_a_death(
     dies = draw.randrange(setting.shards)
     replicated = setting.cluster is ClusterConfig.REPLICATED
     fresh = replicated and draw.random() < 0.3
-    after_s = _rounded(draw.uniform(0.0, 4 * setting.delay_s)) if before == "Install" else 0.0
-    found: list[AnyFault] = [
+    after_s = _round_time(draw.uniform(0.0, 4 * setting.delay_s)) if before == "Install" else 0.0
+    schedule: list[AnyFault] = [
         msgspec.structs.replace(move, before=before, after_s=after_s, shard=dies, fresh=fresh)
     ]
     if before == "HandOver" and draw.random() < 0.5:
         # Cut off shard 0: its hand-over decides the resharding.
-        at = _rounded(move.at + draw.uniform(0.3, 1.5))
+        at = _round_time(move.at + draw.uniform(0.3, 1.5))
         first = "primary 0" if replicated else "shard 0"
-        found.append(faults.CutLink(at=at, for_s=_lasting(draw, 4), a=first))
-    return found
+        schedule.append(faults.CutLink(at=at, for_s=_lasting(draw, 4), a=first))
+    return schedule
 
 
-def _keeps_quiesces(setting: SimulationConfig, found: list[AnyFault]) -> bool:
-    """Whether no shard forgets a quiesce; a shard in memory forgets it when it restarts."""
+def _keeps_quiesces(setting: SimulationConfig, schedule: list[AnyFault]) -> bool:
+    """Return whether no shard forgets a quiesce; a shard in memory forgets it when it restarts."""
     logged = setting.cluster is ClusterConfig.LOGGED
-    return logged or not any(isinstance(fault, faults.Restart) for fault in found)
+    return logged or not any(isinstance(fault, faults.Restart) for fault in schedule)
 
 
 def _holds(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
     """Operators that quiesce the shards; a second one may come while the first is still active."""
-    at, for_s = _time(draw, setting), _rounded(draw.uniform(0.1, 2.0))
+    at, for_s = _time(draw, setting), _round_time(draw.uniform(0.1, 2.0))
     first = faults.HoldFault(at=at, for_s=for_s)
     if draw.random() < 0.5:
         return [first]
-    later = _rounded(at + draw.uniform(0.0, for_s + 4 * setting.delay_s))
-    return [first, faults.HoldFault(at=later, for_s=_rounded(draw.uniform(0.1, 1.0)))]
+    later = _round_time(at + draw.uniform(0.0, for_s + 4 * setting.delay_s))
+    return [first, faults.HoldFault(at=later, for_s=_round_time(draw.uniform(0.1, 1.0)))]
 
 
 def _changes(draw: Draw, setting: SimulationConfig) -> list[faults.SetFault]:
@@ -337,7 +337,7 @@ def _changes(draw: Draw, setting: SimulationConfig) -> list[faults.SetFault]:
     bounded = setting.merge != "round"
     rated = setting.merge != "buffer" and setting.push not in SPARSE
     factors = draw.sample(FACTORS, 3)
-    found: list[faults.SetFault] = []
+    changes: list[faults.SetFault] = []
     for number in range(draw.randint(1, 3) if bounded or rated else 0):
         change = faults.SetFault(at=_time(draw, setting))
         if bounded and (not rated or draw.random() < 0.7):
@@ -346,8 +346,8 @@ def _changes(draw: Draw, setting: SimulationConfig) -> list[faults.SetFault]:
             change = msgspec.structs.replace(change, sets_bound=True, bound=bound)
         if rated and (not change.sets_bound or draw.random() < 0.5):
             change = msgspec.structs.replace(change, rate_factor=factors[number])
-        found.append(change)
-    return found
+        changes.append(change)
+    return changes
 
 
 def _with_the_power_on(fault: AnyFault) -> AnyFault:

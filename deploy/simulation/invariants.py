@@ -78,11 +78,11 @@ def marks(seq: int, incarnation: int) -> tuple[int, int, int]:
 
 def gradient(blocks: int, number: int, seq: int, incarnation: int) -> Array:
     """The gradient of push `seq` of worker `number`; each block's last float identifies it."""
-    made = np.zeros(BLOCK * blocks, np.float32)
+    values = np.zeros(BLOCK * blocks, np.float32)
     for offset, mark in enumerate(marks(seq, incarnation)):
-        made[FLOATS * number + offset :: BLOCK] = SCALE * mark
-    made[BLOCK - 1 :: BLOCK] = np.arange(1, blocks + 1)
-    return made
+        values[FLOATS * number + offset :: BLOCK] = SCALE * mark
+    values[BLOCK - 1 :: BLOCK] = np.arange(1, blocks + 1)
+    return values
 
 
 def last_applied(weights: Array, number: int, absent: Set[int]) -> int:
@@ -111,8 +111,8 @@ def _check_block(sums: list[float], absent: Sequence[Set[int]], where: str) -> N
     for number, missing in enumerate(absent):
         count, total = -sums[FLOATS * number] / SCALE, -sums[FLOATS * number + 1] / SCALE
         last = _last(int(count), missing)
-        wanted = last * (last + 1) // 2 - sum(seq for seq in missing if seq <= last)
-        if count != int(count) or total != wanted:
+        expected = last * (last + 1) // 2 - sum(seq for seq in missing if seq <= last)
+        if count != int(count) or total != expected:
             raise Violation(
                 Promise.EXACTLY_ONCE,
                 f"{where} holds {count:g} pushes of w{number}, with numbers of sum {total:g}",
@@ -167,7 +167,7 @@ class PullWatch:
         self._joined: set[bytes] = set()
         self._readers: set[bytes] = set()
 
-    def asked(self, sender: bytes, message: Any) -> None:
+    def note_request(self, sender: bytes, message: Any) -> None:
         """Note a request that has arrived."""
         if type(message) is Pull:
             self._clocks[sender, message.request] = message.clock
@@ -260,8 +260,8 @@ def image(shard: Shard) -> tuple[object, ...]:
             for n, e in entries
         ),
         tuple(
-            (n, one.message.seq, [(t, g.tobytes()) for t, g in one.gradients.items()])
-            for n, one in waiting
+            (n, push.message.seq, [(t, g.tobytes()) for t, g in push.gradients.items()])
+            for n, push in waiting
         ),
     )
 
@@ -281,19 +281,19 @@ def check_records(
     a rolled-back shard lost and no worker repeated.
     """
     for name in names:
-        mine = rows[rows["worker"] == name.encode()]
+        records = rows[rows["worker"] == name.encode()]
         out = excused.get(name, set()) | absent.get(name, set())
-        out |= forgotten.get(name, set()) - set(mine["seq"].tolist())
-        wanted = [seq for seq in range(1, steps + 1) if seq not in out]
-        if mine["seq"].tolist() != wanted:
-            raise Violation(Promise.EXACTLY_ONCE, f"{name}'s pushes were {mine['seq'].tolist()}")
-        if np.any(np.diff(mine["incarnation"]) < 0):
+        out |= forgotten.get(name, set()) - set(records["seq"].tolist())
+        expected = [seq for seq in range(1, steps + 1) if seq not in out]
+        if records["seq"].tolist() != expected:
+            raise Violation(Promise.EXACTLY_ONCE, f"{name}'s pushes were {records['seq'].tolist()}")
+        if np.any(np.diff(records["incarnation"]) < 0):
             raise Violation(
                 Promise.ORDER, f"an earlier incarnation of {name} wrote after a later one"
             )
-        for incarnation in set(mine["incarnation"].tolist()):
+        for incarnation in set(records["incarnation"].tolist()):
             # An earlier incarnation may have sent this shard a clock that shard 0 never received.
-            clocks = mine["clock"][mine["incarnation"] == incarnation]
+            clocks = records["clock"][records["incarnation"] == incarnation]
             if np.any(np.diff(clocks) < 1):
                 raise Violation(
                     Promise.ORDER, f"{name}/{incarnation}'s clocks were {clocks.tolist()}"
@@ -302,10 +302,10 @@ def check_records(
 
 def check_one_push(blocks: Iterable[NDArray[np.void]]) -> None:
     """Check that the records of all blocks have each push of a worker from one incarnation."""
-    made: dict[tuple[bytes, int], int] = {}
+    owners: dict[tuple[bytes, int], int] = {}
     for rows in blocks:
         for worker, seq, incarnation in rows[["worker", "seq", "incarnation"]].tolist():
-            first = made.setdefault((worker, seq), incarnation)
+            first = owners.setdefault((worker, seq), incarnation)
             if first != incarnation:
                 raise Violation(
                     Promise.ONE_PUSH,
@@ -325,28 +325,28 @@ def check_begun(
     Those that are `absent` are left out, and of the `forgotten` ones those that nobody repeated.
     """
     for worker in set(rows["worker"].tolist()):
-        name, found = worker.decode(), rows["seq"][rows["worker"] == worker].tolist()
-        missing = absent.get(name, set()) | (forgotten.get(name, set()) - set(found))
-        last = _last(len(found), missing)
-        if found != [seq for seq in range(1, last + 1) if seq not in missing]:
-            raise Violation(Promise.EXACTLY_ONCE, f"{where} holds pushes {found} of {name}")
+        name, seqs = worker.decode(), rows["seq"][rows["worker"] == worker].tolist()
+        missing = absent.get(name, set()) | (forgotten.get(name, set()) - set(seqs))
+        last = _last(len(seqs), missing)
+        if seqs != [seq for seq in range(1, last + 1) if seq not in missing]:
+            raise Violation(Promise.EXACTLY_ONCE, f"{where} holds pushes {seqs} of {name}")
 
 
 def check_sums(rows: NDArray[np.void], weights: Array, number: int, residual: Array) -> None:
     """Check that the weights plus a worker's residual equal its pushes, or its shares of rounds."""
     sizes = Counter(rows["apply_version"].tolist())
-    mine = rows[rows["worker"] == f"w{number}".encode()]
-    shares = [SCALE // sizes[version] for version in mine["apply_version"].tolist()]
-    made = [marks(seq, life) for seq, life in mine[["seq", "incarnation"]].tolist()]
-    wanted = tuple(
-        sum(share * push[offset] for share, push in zip(shares, made, strict=True))
+    records = rows[rows["worker"] == f"w{number}".encode()]
+    shares = [SCALE // sizes[version] for version in records["apply_version"].tolist()]
+    pushes = [marks(seq, life) for seq, life in records[["seq", "incarnation"]].tolist()]
+    expected = tuple(
+        sum(share * push[offset] for share, push in zip(shares, pushes, strict=True))
         for offset in range(FLOATS)
     )
     floats = slice(FLOATS * number, FLOATS * number + FLOATS)
-    found = tuple((residual[floats] - weights[floats]).tolist())
-    if found != wanted:
+    sums = tuple((residual[floats] - weights[floats]).tolist())
+    if sums != expected:
         raise Violation(
-            Promise.EXACTLY_ONCE, f"w{number} has {found} in the weights, {wanted} expected"
+            Promise.EXACTLY_ONCE, f"w{number} has {sums} in the weights, {expected} expected"
         )
 
 
@@ -368,7 +368,7 @@ def residual(session: Session, number: int) -> Array:
 
 
 def exact(setting: SimulationConfig, pull: str) -> bool:
-    """Whether pushes can be counted in sent weights; reference_model.py checks rules with slots."""
+    """True if pushes can be counted in sent weights; reference_model.py checks rules with slots."""
     plain = setting.merge == "each" and not setting.slots
     return plain and pull == "none" and setting.push in EXACT_PUSHES
 

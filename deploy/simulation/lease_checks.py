@@ -31,7 +31,7 @@ def renewal_s(setting: SimulationConfig) -> float:
 def check_silent(world: "Simulation", host: "ShardHost", silent: list[str]) -> None:
     """Check the workers that a shard considers silent; raises Violation if one should not be."""
     setting, now = world.setting, world.clock.now
-    if host.moved_to is not None or not _heard_in_time(setting):
+    if host.new_address is not None or not _can_renew_in_time(setting):
         return  # no worker waits at a shard that its job has left
     for name in silent:
         entry = host.shard.ledger.entries[name]
@@ -48,7 +48,7 @@ def check_silent(world: "Simulation", host: "ShardHost", silent: list[str]) -> N
             )
 
 
-def _heard_in_time(setting: SimulationConfig) -> bool:
-    """Whether a renewal, its refusal and a greeting together fit into a lease."""
+def _can_renew_in_time(setting: SimulationConfig) -> bool:
+    """Return whether a renewal, its refusal and a greeting together fit into a lease."""
     trip_s = MIN_S + setting.delay_s + setting.busy_s
     return renewal_s(setting) / _SLOWEST + 3 * trip_s + 0.3 < setting.lease_s / _FASTEST

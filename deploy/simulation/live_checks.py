@@ -28,7 +28,7 @@ class FollowedSettings:
         self._bound = first.bound  # the one that the last answer to an operator names
         self._answered: list[tuple[int, int]] = []  # version and revision
 
-    def answered(self, shard: Shard, settings: LiveSettings) -> None:
+    def note_answer(self, shard: Shard, settings: LiveSettings) -> None:
         """Note that the shard has answered an operator that it follows these settings."""
         self._answered.append((shard.version, settings.revision))
         self._bound = settings.bound
@@ -62,7 +62,9 @@ class FollowedSettings:
         """Check that every update after an answer has the rate of these settings or later ones."""
         known = [self._first, *self._proposed]
         for version, revision in self._answered:
-            allowed = [one.rate_factor for one in known if one.revision >= revision]
+            allowed = [
+                candidate.rate_factor for candidate in known if candidate.revision >= revision
+            ]
             # A push without a part for this shard has no rate.
             later = rows[(rows["apply_version"] > version) & (rows["rate"] > 0)]
             if not set(later["rate"].tolist()) <= set(allowed):
@@ -85,5 +87,5 @@ class FollowedSettings:
     @property
     def most(self) -> int | None:
         """The largest bound that was ever asked for; None if no bound was."""
-        bounds = [one.bound for one in (self._first, *self._proposed)]
+        bounds = [settings.bound for settings in (self._first, *self._proposed)]
         return None if None in bounds else max(bound for bound in bounds if bound is not None)

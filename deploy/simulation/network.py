@@ -47,7 +47,7 @@ class LinkFault(msgspec.Struct, frozen=True):
     slow_s: float = 0.0
 
     def affects(self, sender: str, to: str) -> bool:
-        """Whether the fault affects messages in this direction."""
+        """Return whether the fault affects messages in this direction."""
         a, b = self.a, self.b
         if (a is None or a == sender) and (b is None or b == to):
             return True
@@ -77,8 +77,8 @@ class Network:
         self.quiet_since = max(self.quiet_since, fault.end + fault.slow_s)
         self._next_end = min(self._next_end, fault.end)
 
-    def touched(self, name: str) -> bool:
-        """Whether a fault cuts or holds the links of a process."""
+    def is_cut_off(self, name: str) -> bool:
+        """Return whether a fault cuts or holds the links of a process."""
         self._drop_ended()
         return any(
             fault.kind in {FaultKind.HELD, FaultKind.LOST}
@@ -88,8 +88,8 @@ class Network:
         )
 
     @property
-    def disturbed(self) -> bool:
-        """Whether any link has a fault."""
+    def has_faults(self) -> bool:
+        """True if any link has a fault."""
         self._drop_ended()
         return bool(self.faults)
 
@@ -168,9 +168,9 @@ class Network:
         random = self._clock.random
         if frames and random.random() < 0.5:
             cut = random.randrange(len(frames))
-            kept: list[Buffer] = list(frames)
-            kept[cut] = frames[cut][: random.choice((4, 8, len(frames[cut]) - 4))]
-            return header, kept
+            parts: list[Buffer] = list(frames)
+            parts[cut] = frames[cut][: random.choice((4, 8, len(frames[cut]) - 4))]
+            return header, parts
         if random.random() < 0.5:
             return random.randbytes(random.randrange(1, 40)), list(frames)
         return header[: random.randrange(len(header))], list(frames)

@@ -57,12 +57,12 @@ class Operator(SimulatedProcess):
         super().__init__(world.clock, "operator")
         self._world = world
         self.address = f"operator/{number}".encode()
-        place, piece_bytes = (world.job, world.layout), world.setting.piece_bytes
+        job_and_layout, piece_bytes = (world.job, world.layout), world.setting.piece_bytes
         self._sides = {
-            Side(*place, hosts[0].map, number, PATIENCE_S, piece_bytes=piece_bytes): hosts
+            Side(*job_and_layout, hosts[0].map, number, PATIENCE_S, piece_bytes=piece_bytes): hosts
             for hosts in sides
         }
-        self._plan = self._planned()
+        self._plan = self._make_plan()
         self._request = 0  # the last one used
         self._asked: Ask | None = None
         self._queries: dict[int, Query] = {}  # by request number
@@ -70,8 +70,8 @@ class Operator(SimulatedProcess):
         self._since = 0.0
         self._asks_elsewhere = False
 
-    def _planned(self) -> Plan[None]:
-        """What to ask the shards; started by `begin`."""
+    def _make_plan(self) -> Plan[None]:
+        """Make the plan of questions to the shards, which `begin` starts."""
         raise NotImplementedError
 
     def _before(self, step: Ask) -> None:
@@ -164,10 +164,10 @@ class Operator(SimulatedProcess):
 class ReshardOperator(Operator):
     """Reshards the job to the shards of a generation of its own."""
 
-    def __init__(self, world: "Simulation", wanted: "ReshardFault", number: int) -> None:
-        self._wanted, self._death_is_due = wanted, True
+    def __init__(self, world: "Simulation", fault: "ReshardFault", number: int) -> None:
+        self._fault, self._death_is_due = fault, True
         self._old: Sequence[ShardHost] = world.hosts
-        after = cut_evenly(world.layout, wanted.shards, self._old[0].map.epoch + 1)
+        after = cut_evenly(world.layout, fault.shards, self._old[0].map.epoch + 1)
         self._generation, self._new = world.add_generation(after)
         self._exported: list[SavedProgress] = []
         super().__init__(world, number, self._old, self._new)
@@ -175,27 +175,27 @@ class ReshardOperator(Operator):
     def __str__(self) -> str:
         return "the resharding"
 
-    def _planned(self) -> Plan[None]:
+    def _make_plan(self) -> Plan[None]:
         """Reshard the job, and record what the shards hand over."""
         old, new = self._sides
         states = yield from admin_plans.move(old, new)
         self._exported = [state.saved for state in states]
         cuts, settings = [saved.ledger.cut for saved in self._exported], newest_settings(states)
         yield from admin_plans.hand_over(old, address_of(self._generation), cuts, settings)
-        if self._old[0].moved_to is None:
+        if self._old[0].new_address is None:
             raise Violation(Promise.FINAL, "shard 0 confirmed the hand-over, but still serves")
 
     def _before(self, step: Ask) -> None:
         if step.kind is HandOver:
             self._hand_over()
-        if self._death_is_due and step.kind.__name__ == self._wanted.before:
+        if self._death_is_due and step.kind.__name__ == self._fault.before:
             self._death_is_due = False
-            side = self._new if self._wanted.fresh else self._old
-            self._strike(side[self._wanted.shard % len(side)])
+            side = self._new if self._fault.fresh else self._old
+            self._strike(side[self._fault.shard % len(side)])
 
     def _strike(self, host: ShardHost) -> None:
-        if self._wanted.after_s:
-            self._world.clock.after(self._wanted.after_s, host.kill_serving)
+        if self._fault.after_s:
+            self._world.clock.after(self._fault.after_s, host.kill_serving)
         else:
             host.kill_serving()
 
@@ -209,9 +209,13 @@ class ReshardOperator(Operator):
         for host, saved in zip(self._old, states, strict=True):
             short: dict[str, set[int]] = {}
             for worker, last in furthest.items():
-                one = saved.ledger.entries.get(worker)
-                seq = one.seq if one else 0
-                if seq < last and one and one.standing in (Standing.ACTIVE, Standing.KNOWN):
+                worker_entry = saved.ledger.entries.get(worker)
+                seq = worker_entry.seq if worker_entry else 0
+                if (
+                    seq < last
+                    and worker_entry
+                    and worker_entry.standing in (Standing.ACTIVE, Standing.KNOWN)
+                ):
                     raise Violation(
                         Promise.ONE_CUT, f"shard {host.number} is handed over without push {last}"
                     )
@@ -230,7 +234,7 @@ class HoldOperator(Operator):
     def __str__(self) -> str:
         return "the quiesce"
 
-    def _planned(self) -> Plan[None]:
+    def _make_plan(self) -> Plan[None]:
         (side,) = self._sides
         began = self.now
         cut = yield from admin_plans.quiesce(side, HOLD_S)
@@ -263,18 +267,18 @@ class SettingsOperator(Operator):
     def __str__(self) -> str:
         return f"the change of settings {self._change}"
 
-    def _planned(self) -> Plan[None]:
+    def _make_plan(self) -> Plan[None]:
         (side,) = self._sides
         settings = yield from admin_plans.change_settings(side, self._change)
         if not self._world.durable or self._world.lossy:
             return
         for host in self._hosts:
             for process in host.serving:
-                found = process.shard.part.settings
-                if found.revision < settings.revision:
+                known = process.shard.part.settings
+                if known.revision < settings.revision:
                     raise Violation(
                         Promise.SETTINGS,
-                        f"{self} has succeeded, and shard {host.number} trains with {found}",
+                        f"{self} has succeeded, and shard {host.number} trains with {known}",
                     )
 
     def _before(self, step: Ask) -> None:

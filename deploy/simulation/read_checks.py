@@ -53,7 +53,7 @@ class Reads:
     def __init__(self, world: "Simulation", host: "ShardHost") -> None:
         self._world, self._host = world, host
 
-    def served(self, shard: Shard, least: int, weights: Array | None) -> None:
+    def check_read(self, shard: Shard, least: int, weights: Array | None) -> None:
         """Check a read that was served and has to contain all pushes up to clock `least`.
 
         Its `weights` show how many pushes of each worker it contains; None if that cannot be seen.
@@ -67,10 +67,12 @@ class Reads:
                 continue
             due.promised = max(due.promised, least)
             absent = self._host.absent.get(name, set())
-            held = entry.seq if weights is None else last_applied(weights, worker.number, absent)
+            last_seq = (
+                entry.seq if weights is None else last_applied(weights, worker.number, absent)
+            )
             # Acknowledged pushes that are missing here were lost when the shard was rolled back.
             acked = worker.session._registration.acknowledged.get(self._host.number)
-            seq = 1 + max(held, acked.seq if acked is not None else 0)
+            seq = 1 + max(last_seq, acked.seq if acked is not None else 0)
             while seq in absent:
                 seq += 1
             # A worker that has not joined will soon receive its new registration.

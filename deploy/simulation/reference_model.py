@@ -42,32 +42,32 @@ def check_versions(rows: NDArray[np.void], before: int, shard: Shard) -> None:
 
     `rows` are the records of this shard only.
     """
-    made = sorted(set(rows["apply_version"][rows["dropped"] == 0].tolist()))
-    wanted = list(range(before + 1, shard.version + 1))
+    versions = sorted(set(rows["apply_version"][rows["dropped"] == 0].tolist()))
+    expected = list(range(before + 1, shard.version + 1))
     if isinstance(shard.spec.merge, Buffer):
         # A buffer that came with the state may be the whole first update, of which this shard has
         # no records; and the present buffer is in no update yet.
-        wanted += [shard.version + 1] if shard.version + 1 in made else []
-        wanted = wanted if before + 1 in made else wanted[1:]
-    if made != wanted:
+        expected += [shard.version + 1] if shard.version + 1 in versions else []
+        expected = expected if before + 1 in versions else expected[1:]
+    if versions != expected:
         raise Violation(
             Promise.SERIAL,
             f"shard {shard.spec.shard} began at version {before}, is at {shard.version},"
-            f" and its updates have made {made}",
+            f" and its updates have made {versions}",
         )
 
 
 def check_limit(rows: NDArray[np.void], limit: StaleLimit, where: str) -> None:
     """Check that exactly the pushes above a limit on staleness were dropped or scaled down."""
-    found = [tuple(row) for row in rows[["seq", "scale", "dropped"]].tolist()]
-    for (seq, scale, dropped), staleness in zip(found, _staleness(rows), strict=True):
+    records = [tuple(row) for row in rows[["seq", "scale", "dropped"]].tolist()]
+    for (seq, scale, dropped), staleness in zip(records, _staleness(rows), strict=True):
         drops = limit.drop and staleness > limit.after
-        wanted = 0.0 if drops else _factor(staleness, limit)
-        if (scale, bool(dropped)) != (wanted, drops):
+        expected = 0.0 if drops else _factor(staleness, limit)
+        if (scale, bool(dropped)) != (expected, drops):
             raise Violation(
                 Promise.SERIAL,
                 f"{where}: push {seq} of staleness {staleness} counts {scale:g} times,"
-                f" {wanted:g} times expected under {limit}",
+                f" {expected:g} times expected under {limit}",
             )
 
 
@@ -96,32 +96,32 @@ def check_state(
     """
     start = BLOCK * block
     section = next(
-        one
-        for one in shard.spec.layout.sections(shard.spec.keys)
-        if one.start <= start < one.start + len(one.keys)
+        candidate
+        for candidate in shard.spec.layout.sections(shard.spec.keys)
+        if candidate.start <= start < candidate.start + len(candidate.keys)
     )
     part = slice(start - section.start, start - section.start + BLOCK)
     rule = RULES[setting.rules[section.table]]()
-    seqs = {seq for seq in rows["seq"].tolist() if section.table in setting.pushed(seq)}
+    seqs = {seq for seq in rows["seq"].tolist() if section.table in setting.tables_of_push(seq)}
     pushed = rows[np.isin(rows["seq"], list(seqs))]
     arrays = of_table(shard.parameters.copy(), section.table)
     counts = [(version, updates.get(section.table, 0)) for version, updates in begun]
     buffer = ("buffer",) if isinstance(shard.spec.merge, Buffer) else ()
-    for name, wanted in zip(
+    for name, expected in zip(
         (WEIGHTS, *rule.slot_names, *buffer),
-        _replayed(shard, rule, block, pushed, counts, setting.stale),
+        _replay(shard, rule, block, pushed, counts, setting.stale),
         strict=True,
     ):
-        found = arrays[name][part]
-        if found.tobytes() != wanted.tobytes():
+        actual = arrays[name][part]
+        if actual.tobytes() != expected.tobytes():
             raise Violation(
                 Promise.SERIAL,
                 f"{where} at version {shard.version} has other {name} than its"
-                f" {len(pushed)} pushes make, {_first(found, wanted)}",
+                f" {len(pushed)} pushes make, {_first(actual, expected)}",
             )
 
 
-def _replayed(
+def _replay(
     shard: Shard,
     rule: Rule,
     block: int,
@@ -174,6 +174,6 @@ def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, list[Arr
         yield version, gradients, pushes[0][5], pushes[0][4]
 
 
-def _first(found: Array, wanted: Array) -> str:
-    at = int(np.flatnonzero(found.view(np.uint32) != wanted.view(np.uint32))[0])
-    return f"{found[at]} at float {at}, where {wanted[at]} is expected"
+def _first(actual: Array, expected: Array) -> str:
+    at = int(np.flatnonzero(actual.view(np.uint32) != expected.view(np.uint32))[0])
+    return f"{actual[at]} at float {at}, where {expected[at]} is expected"

@@ -76,7 +76,7 @@ class Copy(ShardProcess):
         backup = active.backup if active is not None and self.replica.serving else None
         apart = backup is not None and not self.replica.in_sync and self._group.copies[backup].alive
         behind = inf if self.replica.behind is None else self.replica.behind
-        if not apart or world.network.disturbed or world.clock.now < world.setting.quiet_s:
+        if not apart or world.network.has_faults or world.clock.now < world.setting.quiet_s:
             self._disturbed_at, self._behind = world.clock.now, inf
         elif behind < self._behind:
             self._disturbed_at, self._behind = world.clock.now, behind
@@ -165,8 +165,8 @@ class ReplicatedShardHost(ShardHost):
         if replica.shard is not copy.shard:
             copy.shard, copy.former = replica.shard, self.copies[origin].records()
         if isinstance(post.message, Replicate) and replica.position == before + 1:
-            own = _image(copy.shard)
-            if self._images.get((post.message.epoch, replica.position), own) != own:
+            image = _image(copy.shard)
+            if self._images.get((post.message.epoch, replica.position), image) != image:
                 raise Violation(
                     Promise.SAME_COPY, f"backup {copy.boot} after entry {replica.position}"
                 )
@@ -223,7 +223,7 @@ class ReplicatedShardHost(ShardHost):
         to = self.coordinator
         self._world.network.post(copy.name, to.name, to.at, to.hear, beat)
 
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         group = self._group
         if group.settled is None or group.pending is not None:
             return False
@@ -232,7 +232,7 @@ class ReplicatedShardHost(ShardHost):
 
     # --- promises ---------------------------------------------------------------------------------
 
-    def decided(self, before: ShardGroup, group: ShardGroup) -> None:
+    def check_decision(self, before: ShardGroup, group: ShardGroup) -> None:
         """Check the new state of the coordinator's record, and spring an ambush if one is set."""
         self._world.note(f"shard {self.number}: {group}")
         self.check_durable("the record changes")
@@ -247,11 +247,13 @@ class ReplicatedShardHost(ShardHost):
     # --- dying ------------------------------------------------------------------------------------
 
     def _whole(self) -> bool:
-        """Whether the group is in sync and undisturbed, so that one death is within the budget."""
+        """True if the group is in sync and undisturbed, so that one death is within the budget."""
         group, now = self._group, self._world.clock.now
         ready = group.pending is None and group.in_sync and self._installed
         return ready and all(
-            copy.alive and copy.frozen_until <= now and not self._world.network.touched(copy.name)
+            copy.alive
+            and copy.frozen_until <= now
+            and not self._world.network.is_cut_off(copy.name)
             for copy in self.promotable
         )
 
@@ -266,7 +268,7 @@ class ReplicatedShardHost(ShardHost):
             self._world.counted.deaths += 1
             self._world.note(f"{copy.name}, {role}, dies")
             if reported:
-                self.coordinator.broken(copy.boot)
+                self.coordinator.report_break(copy.boot)
             self._world.clock.after(back_s, self._start_copy)
         return True
 
@@ -277,7 +279,7 @@ class ReplicatedShardHost(ShardHost):
     def lose_connection(self, role: str) -> None:
         copy = self.process(role)
         if copy is not None:
-            self.coordinator.broken(copy.boot)
+            self.coordinator.report_break(copy.boot)
 
 
 def _image(shard: Shard) -> tuple[object, ...]:
@@ -285,5 +287,5 @@ def _image(shard: Shard) -> tuple[object, ...]:
     quiesce = shard.progress.quiesce
     # Not the time at which a quiesce ends: a shard clears it when it notices the end, which is not
     # an entry that its backup receives.
-    held = quiesce.cut, quiesce.seconds, quiesce.owner
-    return (*invariants.image(shard), *held, shard.progress.moved_to)
+    quiesce_state = quiesce.cut, quiesce.seconds, quiesce.owner
+    return (*invariants.image(shard), *quiesce_state, shard.progress.moved_to)

@@ -59,12 +59,12 @@ def batches(
     first: int, seeds: int, profile: Profile | None = None, cluster: ClusterConfig | None = None
 ) -> list[Batch]:
     """Split seeds into batches; without a `profile`, every fourth batch is beyond the budget."""
-    found = []
+    work = []
     for number, begin in enumerate(range(first, first + seeds, BATCH)):
         mixed = Profile.BEYOND if number % 4 == 3 else Profile.WITHIN
         count = min(BATCH, first + seeds - begin)
-        found.append(Batch(begin, count, profile or mixed, cluster))
-    return found
+        work.append(Batch(begin, count, profile or mixed, cluster))
+    return work
 
 
 def run(work: Sequence[Batch], processes: int | None = None) -> Iterator[BatchTally]:
@@ -93,5 +93,5 @@ def together(tallies: Sequence[BatchTally]) -> BatchTally:
         sum(tally.runs for tally in tallies),
         sum(tally.cluster_s for tally in tallies),
         sum(tally.cpu_s for tally in tallies),
-        sorted(one for tally in tallies for one in tally.violations),
+        sorted(violation for tally in tallies for violation in tally.violations),
     )

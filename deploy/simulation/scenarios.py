@@ -41,7 +41,7 @@ def load(path: Path) -> Scenario:
         raise BadInput(f"scenario {path}: {error}") from None
 
 
-def written(scenario: Scenario) -> str:
+def format_scenario(scenario: Scenario) -> str:
     """The text of a scenario file; `load` reads it back."""
     plain: dict[str, Any] = msgspec.to_builtins(scenario)
     setting, faults, story = plain.pop("setting"), plain.pop("faults", ()), plain.pop("story", "")

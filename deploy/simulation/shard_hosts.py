@@ -54,15 +54,15 @@ class ShardProcess(SimulatedProcess):
 
         If both have records of a version, its own replace the `former` ones.
         """
-        own, former = self.shard.metrics.since(0)[1], self.former
+        recent, former = self.shard.metrics.since(0)[1], self.former
         if self.shard.spec.merge in (EACH, ROUND) and self.shard.spec.stale is None:
-            version = own["apply_version"][0] - 1 if len(own) else self.shard.version
-            return np.concatenate([former[former["apply_version"] <= version], own])
+            version = recent["apply_version"][0] - 1 if len(recent) else self.shard.version
+            return np.concatenate([former[former["apply_version"] <= version], recent])
         # An update may hold pushes of several processes, and a push may be in no update: a buffer
         # has yet to apply it, or it was dropped.
-        first = {worker.decode(): seq for worker, seq in own[["worker", "seq"]].tolist()[::-1]}
+        first = {worker.decode(): seq for worker, seq in recent[["worker", "seq"]].tolist()[::-1]}
         ends = self.shard.ledger.cut | {worker: seq - 1 for worker, seq in first.items()}
-        return np.concatenate([former[held_rows(former, ends)], own])
+        return np.concatenate([former[select_rows(former, ends)], recent])
 
 
 class ShardHost:
@@ -94,11 +94,11 @@ class ShardHost:
         self.absent: dict[str, set[int]] = {}
         first = LiveSettings(world.setting.bound)
         self.followed = FollowedSettings(first, world.proposed)
-        served, follows = Reads(world, self).served, self._follows if fresh else None
+        served, follows = Reads(world, self).check_read, self._follows if fresh else None
         self._pulls = PullWatch(number, world.setting, served, follows, self._absent)
 
     def _follows(self, address: bytes) -> bool:
-        """Whether the worker at this address has trained with the shards that the job left."""
+        """True if the worker at this address has trained with the shards that the job left."""
         began_with = self._world.worker_at(address).began_with
         return bool(began_with) and self not in began_with
 
@@ -135,16 +135,16 @@ class ShardHost:
         """Process a valid request that has arrived."""
         raise NotImplementedError
 
-    def drained(self) -> bool:
-        """Whether every request has been processed."""
+    def is_drained(self) -> bool:
+        """Return whether every request has been processed."""
         raise NotImplementedError
 
-    def finished(self) -> bool:
-        """Whether nothing is left to do: no request, and no buffer that no worker can fill.
+    def is_finished(self) -> bool:
+        """Return whether nothing remains to do: no request, and no buffer that no worker can fill.
 
         If the last lease ran out while the shard was quiesced, its buffer is applied afterwards.
         """
-        return self.drained() and not self.shard.updates.has_orphaned_buffer
+        return self.is_drained() and not self.shard.updates.has_orphaned_buffer
 
     # --- faults; a kind of shard ignores those that it does not know ------------------------------
 
@@ -177,7 +177,7 @@ class ShardHost:
         except DownpourError as error:
             self.reply(process, [process.shard.refuse(sender, 0, error)])
             return
-        self._pulls.asked(sender, message)
+        self._pulls.note_request(sender, message)
         self.handle(process, Arrival(sender, message, wire_format.wrap(frames)))
 
     def reply(self, process: ShardProcess, answers: Sequence[Outgoing]) -> None:
@@ -188,7 +188,7 @@ class ShardHost:
             elif type(answer.message) is Joined:
                 self._note_absent(process, self._world.worker_at(answer.to).name)
             elif isinstance(answer.message, SettingsInForce) and not answer.message.busy_s:
-                self.followed.answered(process.shard, answer.message.settings)
+                self.followed.note_answer(process.shard, answer.message.settings)
             if isinstance(answer.message, Ack | Weights) and self._world.durable:
                 self.followed.check(process.shard)
             bound = self.followed.loosest_bound(process.shard)
@@ -204,8 +204,8 @@ class ShardHost:
     def blank(self) -> tuple[Install, list[bytes]]:
         """The first state that an operator installs: no pushes, and zeros everywhere."""
         arrays = {
-            array_name(one.table, WEIGHTS): np.zeros(len(one.keys), np.float32)
-            for one in self._world.layout.sections(self.map.ranges[self.number])
+            array_name(section.table, WEIGHTS): np.zeros(len(section.keys), np.float32)
+            for section in self._world.layout.sections(self.map.ranges[self.number])
         }
         state = ShardState(SavedProgress(0, 0, 0, Ledger()), arrays)
         return Install(1, self._world.job), [bytes(frame) for frame in shard_state.encode(state)]
@@ -218,7 +218,7 @@ class ShardHost:
         return self.serving[0].shard
 
     @property
-    def moved_to(self) -> bytes | None:
+    def new_address(self) -> bytes | None:
         """The address to which all its serving processes redirect workers, or None."""
         addresses = {process.shard.progress.moved_to for process in self.serving}
         return addresses.pop() if len(addresses) == 1 else None
@@ -245,7 +245,7 @@ class ShardHost:
                 successor._note_ack(worker, seq)
             successor.check_durable("it receives the state of its predecessors")
         rows = self.serving[0].records()
-        rows = rows[held_rows(rows, saved.ledger.cut)].copy()
+        rows = rows[select_rows(rows, saved.ledger.cut)].copy()
         rows["apply_version"][rows["apply_version"] > saved.version] = _BUFFERED
         for block in self.blocks:
             successor = next(host for host in to if block in host.blocks)
@@ -287,9 +287,9 @@ class ShardHost:
         It registers an incarnation that begins after them. None of them was acknowledged here.
         """
         rows = process.records()
-        held = rows["seq"][rows["worker"] == worker.encode()].tolist()
-        first = max([*held, self._handed_down.get(worker, 0)]) + 1
-        absent = set(range(first, applied_seq(process.shard, worker) + 1))
+        seqs = rows["seq"][rows["worker"] == worker.encode()].tolist()
+        first = max([*seqs, self._handed_down.get(worker, 0)]) + 1
+        absent = set(range(first, last_applied_seq(process.shard, worker) + 1))
         absent -= self._forgotten.get(worker, set())
         if absent and min(absent) <= self._acknowledged.get(worker, 0):
             raise Violation(
@@ -302,14 +302,14 @@ class ShardHost:
     def check_applied(self, worker: str, seq: int) -> None:
         """Check that push `seq` of `worker` is applied, because the worker has an Ack of it."""
         sent = self._acknowledged.get(worker, 0)
-        held = applied_seq(self.shard, worker) if self._world.durable else sent
+        last_seq = last_applied_seq(self.shard, worker) if self._world.durable else sent
         if seq in self._forgotten.get(worker, ()):
             return
-        if min(sent, held) < seq or seq in self.absent.get(worker, ()):
+        if min(sent, last_seq) < seq or seq in self.absent.get(worker, ()):
             raise Violation(
                 Promise.EXACTLY_ONCE,
                 f"{worker} has an ack of push {seq}, shard {self.number} has acknowledged {sent}"
-                f" and applied {held}",
+                f" and applied {last_seq}",
             )
 
     def check_durable(self, when: str) -> None:
@@ -320,11 +320,11 @@ class ShardHost:
     def check_acknowledged(self, shard: Shard, where: str) -> None:
         """Check that a state of this shard holds every acknowledged push."""
         for worker, seq in self._acknowledged.items():
-            held = applied_seq(shard, worker)
-            if held < seq:
+            last_seq = last_applied_seq(shard, worker)
+            if last_seq < seq:
                 raise Violation(
                     Promise.DURABLE,
-                    f"shard {self.number}, {where}: {held} pushes of {worker} are held,"
+                    f"shard {self.number}, {where}: {last_seq} pushes of {worker} are held,"
                     f" {seq} are acknowledged",
                 )
 
@@ -383,28 +383,28 @@ class ShardHost:
         names = [worker.name for worker in workers.values()]
         rows, weights = self.serving[0].records(), shard.parameters.weights()
         for name in names:
-            held = applied_seq(shard, name)
-            if held != setting.steps and not self._forgotten.get(name):
-                raise Violation(Promise.EXACTLY_ONCE, f"the ledger has {held} pushes of {name}")
-        for place, block in enumerate(self.blocks):
+            last_seq = last_applied_seq(shard, name)
+            if last_seq != setting.steps and not self._forgotten.get(name):
+                raise Violation(Promise.EXACTLY_ONCE, f"the ledger has {last_seq} pushes of {name}")
+        for index, block in enumerate(self.blocks):
             all_rows = np.concatenate([self._earlier(block), rows])
             excused = self._excused.get(block, {})
             missing = excused, self.absent, self._forgotten
             invariants.check_records(all_rows, setting.steps, names, *missing)
             if setting.slots:
                 continue  # `_check_held` has compared its floats with its records
-            own = weights[BLOCK * place : BLOCK * (place + 1)]
+            values = weights[BLOCK * index : BLOCK * (index + 1)]
             if setting.push in EXACT_PUSHES:
-                invariants.check_place(own, block, len(set(all_rows["apply_version"].tolist())))
+                invariants.check_place(values, block, len(set(all_rows["apply_version"].tolist())))
             for number, worker in workers.items():
                 short = excused.get(worker.name) or self._forgotten.get(worker.name)
                 if short and setting.push != "none":
                     continue  # the residual of the missing pushes is unknown
-                kept = invariants.residual(worker.session, block)
-                invariants.check_sums(all_rows, own, number, kept)
+                remainder = invariants.residual(worker.session, block)
+                invariants.check_sums(all_rows, values, number, remainder)
 
 
-def held_rows(rows: NDArray[np.void], cut: Mapping[str, int]) -> NDArray[np.bool_]:
+def select_rows(rows: NDArray[np.void], cut: Mapping[str, int]) -> NDArray[np.bool_]:
     """Which of a shard's records are of pushes up to `cut`, each worker's last one.
 
     The versions do not show that: a push that its round has dropped makes none.
@@ -413,7 +413,7 @@ def held_rows(rows: NDArray[np.void], cut: Mapping[str, int]) -> NDArray[np.bool
     return np.array([seq <= cut.get(worker.decode(), 0) for worker, seq in pushes], bool)
 
 
-def applied_seq(shard: Shard, worker: str) -> int:
+def last_applied_seq(shard: Shard, worker: str) -> int:
     """The number of a worker's last push that the ledger of a shard holds; 0 without one."""
     entry = shard.ledger.entries.get(worker)
     return 0 if entry is None else entry.seq

@@ -57,8 +57,8 @@ def _fewer_faults(scenario: Scenario) -> Iterator[Scenario]:
     length = len(faults)
     while length:
         for begin in range(0, len(faults), length):
-            left = faults[:begin] + faults[begin + length :]
-            yield msgspec.structs.replace(scenario, faults=left)
+            remaining = faults[:begin] + faults[begin + length :]
+            yield msgspec.structs.replace(scenario, faults=remaining)
         length //= 2
 
 

@@ -117,18 +117,18 @@ class Simulation:
         if self.durable:
             still = still or not self.clock.run(self._busy, end)
             if still:
-                self._stuck()
+                self._report_stuck()
         for host in self.hosts:
             host.finish()
         check_one_push(rows for host in self.hosts for rows in host.pushes())
         self._check_left()
 
     def _busy(self) -> bool:
-        return not all(host.finished() for host in self.hosts)
+        return not all(host.is_finished() for host in self.hosts)
 
-    def _stuck(self) -> None:
+    def _report_stuck(self) -> None:
         workers = [worker for worker in self.workers.values() if worker.number in self._unfinished]
-        shards = [f"shard {host.number}" for host in self.hosts if not host.finished()]
+        shards = [f"shard {host.number}" for host in self.hosts if not host.is_finished()]
         raise Violation(
             Promise.PROGRESS, f"{workers or shards} not finished at {self.clock.now:.0f} s"
         )
@@ -206,9 +206,9 @@ class Simulation:
         """The coordinator of the shards that hold the job."""
         return self._coordinators[self.generations.index(self.hosts)]
 
-    def reshard(self, wanted: ReshardFault) -> None:
+    def reshard(self, fault: ReshardFault) -> None:
         """Start an operator that reshards the job."""
-        self._operate(ReshardOperator(self, wanted, len(self._operators)))
+        self._operate(ReshardOperator(self, fault, len(self._operators)))
 
     def hold(self, for_s: float) -> None:
         """Start an operator that quiesces the shards for some seconds."""
@@ -266,12 +266,12 @@ class Simulation:
         self.calm = False
         self._start_worker(worker.number, worker.incarnation + 1, back_s)
 
-    def departed(self, worker: SimulatedWorker) -> None:
+    def note_departure(self, worker: SimulatedWorker) -> None:
         """Every shard knows that this worker has left."""
         if self.workers[worker.number] is worker:
             self._unfinished.discard(worker.number)
 
-    def failed(self, worker: SimulatedWorker, error: DownpourError) -> None:
+    def note_failure(self, worker: SimulatedWorker, error: DownpourError) -> None:
         """An error ends an incarnation: either the faults explain it, or it is a violation."""
         worker.alive = False
         current = self.workers[worker.number] is worker
@@ -309,12 +309,12 @@ def _layout(setting: SimulationConfig, blocks: int) -> Layout:
 
 
 def _successors(hosts: Sequence[ShardHost]) -> int | None:
-    addresses = [to for host in hosts if (to := host.moved_to) is not None]
+    addresses = [to for host in hosts if (to := host.new_address) is not None]
     return generation_of(addresses[0]) if addresses else None
 
 
 def _forgetful(scenario: Scenario) -> bool:
-    """Whether the power fails at `process`, which does not promise to survive that."""
+    """Return whether the power fails at `process`, which does not promise to survive that."""
     process = scenario.setting.durability is Durability.PROCESS
     return process and any(getattr(fault, "power", False) for fault in scenario.faults)
 

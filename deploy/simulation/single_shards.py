@@ -10,7 +10,7 @@ from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.lease_checks import check_silent
 from deploy.simulation.network import Deliver
 from deploy.simulation.process import SimulatedProcess
-from deploy.simulation.shard_hosts import ShardHost, ShardProcess, held_rows
+from deploy.simulation.shard_hosts import ShardHost, ShardProcess, select_rows
 from ps.wal.recovery import replay_read_only
 from ps.wal.writer import BackgroundTask, LoggedShard, WriteAheadLog
 from shards import shard_state, wire_format
@@ -41,11 +41,11 @@ class WatchedViews(DeltaViews):
 
     def __init__(self, boot: int, table: str, seen: dict[tuple[str, int, int], bytes]) -> None:
         super().__init__()
-        self._place, self._seen = (table, boot), seen
+        self._key, self._seen = (table, boot), seen
 
     def serve(self, worker: str, *arguments: Any) -> Change:
         change = super().serve(worker, *arguments)
-        self._seen[*self._place, change.number] = self._views[worker].weights.tobytes()
+        self._seen[*self._key, change.number] = self._views[worker].weights.tobytes()
         return change
 
 
@@ -114,7 +114,7 @@ class SingleShardHost(ShardHost):
         """Let the shard take a turn, and send its answers."""
         self.reply(self._process, turn())
 
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         return self._process.alive and not self._waiting
 
     def restart(self, lost_s: float, *, reported: bool) -> None:
@@ -126,8 +126,8 @@ class SingleShardHost(ShardHost):
             return
         self._process.former = self._process.records()
         self._save()
-        wanted = self._world.clock.now - lost_s
-        self._savings = [s for s in self._savings if s[0] <= wanted] or self._savings[:1]
+        until = self._world.clock.now - lost_s
+        self._savings = [s for s in self._savings if s[0] <= until] or self._savings[:1]
         _, frames = self._savings[-1]
         self._world.calm = False
         self._world.note(f"shard {self.number} restarts")
@@ -151,7 +151,7 @@ class SingleShardHost(ShardHost):
     def _forget(self) -> None:
         """Note the pushes that are lost now, except those that their workers will repeat."""
         rows = self._process.former
-        lost = ~held_rows(rows, self.shard.ledger.cut)
+        lost = ~select_rows(rows, self.shard.ledger.cut)
         for worker, seq in rows[lost][["worker", "seq"]].tolist():
             self._forgotten.setdefault(worker.decode(), set()).add(seq)
         self._process.former = rows[~lost]
@@ -225,17 +225,17 @@ class LoggedShardHost(SingleShardHost):
     def _run_in_background(self, work: Callable[[], None]) -> BackgroundTask:
         task = DeferredTask(work)
         when_s = self._world.clock.random.random() * LONGEST_DEFERRAL_S
-        self._process.after(when_s, self._guarded, task.join)
+        self._process.after(when_s, self._run_guarded, task.join)
         return task
 
     def _act(self, turn: Callable[[], Sequence[Outgoing]]) -> None:
         endangered = self._disk.fuse is not None or self._disk.full or self._log._failure
         before = [invariants.image(self.shard)] if endangered else []
         answers: list[Outgoing] = []
-        if self._guarded(lambda: answers.extend(turn()), before):
+        if self._run_guarded(lambda: answers.extend(turn()), before):
             self.reply(self._process, answers)
 
-    def _guarded(self, action: Callable[[], None], before: Sequence[Image] = ()) -> bool:
+    def _run_guarded(self, action: Callable[[], None], before: Sequence[Image] = ()) -> bool:
         """Run the action; False if the process dies during it."""
         try:
             action()
@@ -289,7 +289,7 @@ class LoggedShardHost(SingleShardHost):
         self._process = ShardProcess(self._world.clock, former.name)
         self._process.shard, self._process.former = former.shard, former.records()
         try:
-            found = self._check_disk() if self._world.durable else None
+            image = self._check_disk() if self._world.durable else None
             self._start()
         except Died:
             self._fail_again(power=self._power)
@@ -302,11 +302,11 @@ class LoggedShardHost(SingleShardHost):
                 self._process.alive = False  # beyond the fault budget, the loss is detected
         else:
             # Only now: the power may fail during recovery, and lose what is not flushed.
-            self._expected = [found] if found is not None else self._expected
+            self._expected = [image] if image is not None else self._expected
             # A push that the death has lost may never come again: its worker's next life begins
             # after it.
             rows = self._process.former
-            self._process.former = rows[held_rows(rows, self.shard.ledger.cut)]
+            self._process.former = rows[select_rows(rows, self.shard.ledger.cut)]
             self._world.note(f"shard {self.number} is back at version {self.shard.version}")
             self.begin()
 
@@ -322,16 +322,16 @@ class LoggedShardHost(SingleShardHost):
             shard = replay_read_only(self._disk, self._world.spec(self.number, self.map))
         except DownpourError as error:
             raise Violation(Promise.RECOVERY, f"shard {self.number}: {error}") from error
-        found = invariants.image(shard)
-        if found not in self._expected:
+        actual = invariants.image(shard)
+        if actual not in self._expected:
             raise Violation(
                 Promise.RECOVERY,
-                f"shard {self.number} comes back at version {found[0]}, expected one of"
+                f"shard {self.number} comes back at version {actual[0]}, expected one of"
                 f" {[image[0] for image in self._expected]}, bit for bit",
             )
         self.check_acknowledged(shard, "back from its disk")
         self._check_loss_shows()
-        return found
+        return actual
 
     def _check_loss_shows(self) -> None:
         """Check that the shard would refuse to recover from a truncated newest log."""
@@ -342,7 +342,7 @@ class LoggedShardHost(SingleShardHost):
         for size in (0, filled - 1):
             try:
                 replay_read_only(
-                    self._disk.truncated(name, size), self._world.spec(self.number, self.map)
+                    self._disk.copy_truncated(name, size), self._world.spec(self.number, self.map)
                 )
             except DownpourError:
                 continue

@@ -81,7 +81,7 @@ class SimulatedWorker(SimulatedProcess):
         try:
             self._send(self.session.tick(self.now))
         except DownpourError as error:
-            self._world.failed(self, error)
+            self._world.note_failure(self, error)
 
     def _renew(self) -> None:
         if self.session.ready is not None and not self.departed:
@@ -105,26 +105,26 @@ class SimulatedWorker(SimulatedProcess):
                 host.number, reply, wire_format.wrap(frames), self.now
             )
         except DownpourError as error:
-            self._world.failed(self, error)
+            self._world.note_failure(self, error)
             return
         if type(reply) is Joined:
             # When overtaken, it joins all shards again; such a Join may arrive before its pushes.
             overtaken = self.session.ahead > ahead
-            self._registered(*(self.due.values() if overtaken else [self.due[host]]))
+            self._note_registration(*(self.due.values() if overtaken else [self.due[host]]))
         self._send(sends)
         invariants.check_pending(self.session, self._world.setting.in_flight)
         for event in events:
             self._note(event)
 
-    def _registered(self, *places: Due) -> None:
+    def _note_registration(self, *dues: Due) -> None:
         """These shards have registered the worker; its pushes in flight count as late.
 
         Those are the first push from the weights that it has read, and all pushes before that.
         """
-        made = max(self.clocks, default=self.session.seq)
+        last_seq = max(self.clocks, default=self.session.seq)
         under_way = self._remaining + 1 if self._pulled else min(self._remaining, 1)
-        for due in places:
-            due.late = made + under_way
+        for due in dues:
+            due.late = last_seq + under_way
 
     def _note(self, event: Event) -> None:
         match event:
@@ -143,7 +143,7 @@ class SimulatedWorker(SimulatedProcess):
                 try:
                     self._relocate(generation_of(event.cluster))
                 except BadMessage as error:
-                    self._world.failed(self, error)
+                    self._world.note_failure(self, error)
                 return
             case RolledBack():
                 self._turned[event.shard] = max([request for request, _ in self._asked], default=0)
@@ -155,7 +155,7 @@ class SimulatedWorker(SimulatedProcess):
                     host.check_applied(self.name, event.seq)
             case Departed():
                 self.departed = True
-                self._world.departed(self)
+                self._world.note_departure(self)
         self._continue()
 
     def _check_nothing_lost(self, ready: Ready) -> None:
@@ -164,7 +164,7 @@ class SimulatedWorker(SimulatedProcess):
         """
         welcomes = self.session._registration._welcomes.values()
         known = max(welcome.acknowledged for welcome in welcomes)
-        least = min([one.seq for one in welcomes if not one.rolled_back], default=known)
+        least = min([welcome.seq for welcome in welcomes if not welcome.rolled_back], default=known)
         if least < known:
             raise Violation(
                 Promise.EXACTLY_ONCE,
@@ -241,10 +241,10 @@ class SimulatedWorker(SimulatedProcess):
             self._send(joins)
             for _, sends in owed:
                 self._send(sends)
-            self._registered(*self.due.values())
-            wanted, self._asked = self._asked, []
+            self._note_registration(*self.due.values())
+            pulls, self._asked = self._asked, []
             self._pulled.clear()
-            for _, clock in wanted:
+            for _, clock in pulls:
                 self._ask(clock)
         if self.leaving:
             self._send(self.session.leave(self.now))
@@ -280,4 +280,4 @@ class SimulatedWorker(SimulatedProcess):
         world = self._world
         arena = invariants.gradient(world.blocks, self.number, seq, self.incarnation)
         tables = world.layout.split(arena)
-        return {table: tables[table] for table in world.setting.pushed(seq)}
+        return {table: tables[table] for table in world.setting.tables_of_push(seq)}

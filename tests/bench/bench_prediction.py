@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 from deploy.experiments.agreement import Agreement, agreement
 from deploy.experiments.calibration import ClusterFit, fit_rows
 from deploy.experiments.cluster import ClusterModel, StepTimes
-from deploy.experiments.real_runs import measured, run_real
+from deploy.experiments.real_runs import measure_course, run_real
 from deploy.experiments.shapes.real_trials import LINK_MS, REAL_TRIALS
 from deploy.experiments.training_simulation import TrainingSimulation
 from deploy.experiments.trials import Trial
@@ -83,7 +83,7 @@ def predict(case: Trial, fit: ClusterFit, seed: int) -> Prediction:
         one.gradients, look_every=every * guess.strategy.push_period
     )
     real = run_real(one, workload)
-    looks = measured(real, workload, every)
+    looks = measure_course(real, workload, every)
     return Prediction(
         agreement(real.records, course.records),
         [(one.updates, one.error) for one in looks],

@@ -15,7 +15,7 @@ import time
 from threadpoolctl import threadpool_limits
 
 from deploy.experiments.cluster import ClusterModel, StepTimes
-from deploy.experiments.real_runs import RealRun, replayed, run_real
+from deploy.experiments.real_runs import RealRun, replay_run, run_real
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from tests.bench.report import Goal, goals, save
@@ -59,7 +59,7 @@ def main() -> None:
         for strategy, bound, rule in RUNS:
             began = time.process_time()
             run = long_run(strategy, bound, rule, updates)
-            same = replayed(run, workload).tobytes() == run.weights.tobytes()
+            same = replay_run(run, workload).tobytes() == run.weights.tobytes()
             figures[f"{strategy}, {rule}"] = {
                 "updates": int(run.records["apply_version"].max()),
                 "pushes": len(run.records),

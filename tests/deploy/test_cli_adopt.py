@@ -53,9 +53,9 @@ def test_training_continues(downpour: Run, caffe: SerialSolver, job: Path) -> No
     origin = origin_of("place@3")
     settings = TrainSettings(solver=job / "solver.prototxt", data=job / "data", out=job / "run")
     prepared = prepare(settings.replace(workers=2), origin)
-    assert prepared.found is not None
-    assert (prepared.found.manifest.steps, prepared.is_over) == (6, False)
-    (state,) = prepared.found.states
+    assert prepared.snapshot is not None
+    assert (prepared.snapshot.manifest.steps, prepared.is_over) == (6, False)
+    (state,) = prepared.snapshot.states
     solver = caffe.solver
     specs = shard_specs(
         caffe.table, shards=1, rule=solver.rule, schedule=solver.schedule, decay=solver.decay,

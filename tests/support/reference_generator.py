@@ -432,7 +432,11 @@ def service_routes() -> str:
             meaning = " ".join(each["description"].split())
             shown = ", ".join(f"`{name}`" for name in query)
             rule = rules[f"{method.upper()} {path}"]
-            role = str(rule.role) if rule.own is None else f"{rule.role}; {rule.own} for its own"
+            role = (
+                str(rule.role)
+                if rule.owner_role is None
+                else f"{rule.role}; {rule.owner_role} for its own"
+            )
             name = f"`{method.upper()} {path.removeprefix('/api/v1')}`"
             rows.append((name, shown, role, meaning))
     return table(["route", "query", "role", "meaning"], rows)

@@ -217,7 +217,7 @@ class ServiceModel(RuleBasedStateMachine):
         job, changes = self._pick(place), {"staleness": staleness}
         changes |= {"snapshot_keep": staleness} if others else {}
         row = self.store.get(job)
-        settings = self.admission.changed(row, changes)
+        settings = self.admission.apply_changes(row, changes)
         answered = self._ask(job, Verb.SET, killed, settings=settings, changes=changes)
         if answered and (others or row.state not in TRAINING):
             self.jobs[job].settings |= changes

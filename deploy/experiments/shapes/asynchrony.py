@@ -10,11 +10,11 @@ from deploy.experiments.shapes.base import (
     Shape,
     ShapeVerdict,
     errors,
-    judged,
-    listed,
+    judge_rule,
+    list_figures,
     positive,
 )
-from deploy.experiments.statistics import equivalent, mean_interval, paired
+from deploy.experiments.statistics import equivalent, interval_of_pairs, mean_interval
 from deploy.experiments.trials import Trial, TrialResult
 
 _MOMENTUM = "momentum:momentum=0.9"
@@ -40,60 +40,65 @@ def softsync(bench: Bench, control: bool) -> list[Check]:
     names = ["bsp" if control else f"softsync:n={n}" for n in known]
     scaled = [structs.replace(base, strategy=name, rate=rates.greedy) for name in names]
     fixed = [
-        structs.replace(one, rate=rates.greedy * (1 if control else n))
-        for one, n in zip(scaled, known, strict=True)
+        structs.replace(trial, rate=rates.greedy * (1 if control else n))
+        for trial, n in zip(scaled, known, strict=True)
     ]
     seeds = bench.pick(3, 10)
-    sync, *found = bench.run([structs.replace(base, rate=rates.greedy), *scaled, *fixed], seeds)
-    by_n, at_fixed = found[: len(known)], found[len(known) :]
+    sync, *others = bench.run([structs.replace(base, rate=rates.greedy), *scaled, *fixed], seeds)
+    by_n, at_fixed = others[: len(known)], others[len(known) :]
     return [
         *_staleness(by_n, workers, known),
-        _fixed_rate(at_fixed, known),
-        _scaled_rate(by_n, sync, known),
+        _check_fixed_rate(at_fixed, known),
+        _check_scaled_rate(by_n, sync, known),
     ]
 
 
 def _staleness(by_n: list[list[TrialResult]], workers: int, known: list[int]) -> list[Check]:
-    wanted = [(workers - 1) * n / workers for n in known]
-    means = [float(np.mean([one.mean_staleness for one in results])) for results in by_n]
-    off = max(abs(is_ / was - 1) for is_, was in zip(means, wanted, strict=True))
+    expected = [(workers - 1) * n / workers for n in known]
+    means = [float(np.mean([result.mean_staleness for result in results])) for results in by_n]
+    off = max(abs(is_ / was - 1) for is_, was in zip(means, expected, strict=True))
     tails = [
-        sum(sum(one.staleness[2 * n + 1 :]) for one in results)
-        / sum(sum(one.staleness) for one in results)
+        sum(sum(result.staleness[2 * n + 1 :]) for result in results)
+        / sum(sum(result.staleness) for result in results)
         for results, n in zip(by_n, known, strict=True)
     ]
     return [
         Check(
             "mean staleness by n",
-            f"n; (W-1)n/W is {listed(known, wanted)}",
-            f"{listed(known, means)}; at most {off:.1%} off",
-            judged(off <= 0.05),
+            f"n; (W-1)n/W is {list_figures(known, expected)}",
+            f"{list_figures(known, means)}; at most {off:.1%} off",
+            judge_rule(off <= 0.05),
         ),
         Check(
-            "P(staleness > 2n)", "< 1e-4", listed(known, tails, ".1e"), judged(max(tails) < 1e-4)
+            "P(staleness > 2n)",
+            "< 1e-4",
+            list_figures(known, tails, ".1e"),
+            judge_rule(max(tails) < 1e-4),
         ),
     ]
 
 
-def _fixed_rate(at_fixed: list[list[TrialResult]], known: list[int]) -> Check:
+def _check_fixed_rate(at_fixed: list[list[TrialResult]], known: list[int]) -> Check:
     means = [float(np.mean(errors(results))) for results in at_fixed]
     return Check(
         "error at the fixed rate, n = 15 and 30",
         "90 %",
-        f"by n: {listed(known, means)} %",
-        judged(min(means[2:]) >= 80),
+        f"by n: {list_figures(known, means)} %",
+        judge_rule(min(means[2:]) >= 80),
     )
 
 
-def _scaled_rate(by_n: list[list[TrialResult]], sync: list[TrialResult], known: list[int]) -> Check:
-    apart = [paired(errors(results), errors(sync)) for results in by_n]
-    worst = max(abs(one.mean) for one in apart)
+def _check_scaled_rate(
+    by_n: list[list[TrialResult]], sync: list[TrialResult], known: list[int]
+) -> Check:
+    apart = [interval_of_pairs(errors(results), errors(sync)) for results in by_n]
+    worst = max(abs(interval.mean) for interval in apart)
     measured = f"error less that of BSP ({np.mean(errors(sync)):.1f} %) by n: "
     return Check(
         "error at rate/n, each n",
         "18 % for every n, as synchronous training",
-        measured + listed(known, [one.mean for one in apart], "+.2f"),
-        judged(worst <= 1.0),
+        measured + list_figures(known, [interval.mean for interval in apart], "+.2f"),
+        judge_rule(worst <= 1.0),
     )
 
 
@@ -118,9 +123,9 @@ def compensation(bench: Bench, control: bool) -> list[Check]:
     many = structs.replace(alone, cluster=ClusterModel(workers=workers))
     mended = structs.replace(many, strategy="dc_asgd:adaptive=true,scale=1")
     sgd, asgd, dc = bench.run([alone, many, mended], 10)
-    gap = paired(errors(asgd), errors(sgd))
-    half = paired(np.add(errors(asgd), errors(sgd)) / 2, errors(dc))
-    means = ", ".join(f"{np.mean(errors(one)):.2f}" for one in (sgd, asgd, dc))
+    gap = interval_of_pairs(errors(asgd), errors(sgd))
+    half = interval_of_pairs(np.add(errors(asgd), errors(sgd)) / 2, errors(dc))
+    means = ", ".join(f"{np.mean(errors(results)):.2f}" for results in (sgd, asgd, dc))
     return [
         Check(
             "error of ASGD less that of SGD > 0",
@@ -170,7 +175,7 @@ def too_high_a_rate(bench: Bench, control: bool) -> list[Check]:
     right = [100 - error for error in errors(failed)]
     low = sum(accuracy <= 15 for accuracy in right)
     cured = [100 - float(np.mean(errors(results))) for results in mended]
-    each = "; ".join(
+    remedies = "; ".join(
         f"{name} {'mends it' if accuracy >= 95 else 'does not'}"
         for name, accuracy in zip(cures, cured, strict=True)
     )
@@ -179,13 +184,13 @@ def too_high_a_rate(bench: Bench, control: bool) -> list[Check]:
             "accuracy of at most 15 % in 8 of 10 seeds",
             "10-12 %",
             f"{low} of 10, mean {np.mean(right):.1f} % at rate {rates.greedy:g}",
-            judged(low >= 8),
+            judge_rule(low >= 8),
         ),
         Check(
             "one remedy reaches 95 %",
             "none given",
-            f"{listed(cures, cured, '.2f')} %: {each}",
-            judged(max(cured) >= 95),
+            f"{list_figures(cures, cured, '.2f')} %: {remedies}",
+            judge_rule(max(cured) >= 95),
         ),
     ]
 
@@ -206,13 +211,15 @@ def one_update_late(bench: Bench, control: bool) -> list[Check]:
         for workers in (1, 64 if control else 2)
     ]
     rates = bench.tune(levels)
-    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
+    tuned = [
+        structs.replace(level, rate=rate.best) for level, rate in zip(levels, rates, strict=True)
+    ]
     prompt, late = bench.run(tuned, bench.pick(40, 20))
     same, interval = equivalent(errors(late), errors(prompt), 0.3)
-    verdict = judged(same)
+    verdict = judge_rule(same)
     if not same and abs(interval.mean) <= 0.3:
         verdict = ShapeVerdict.INCONCLUSIVE
-    delay = mean_interval([one.mean_staleness for one in late])
+    delay = mean_interval([result.mean_staleness for result in late])
     return [
         Check(
             "error at a delay of 1 less that at 0, within .3 points",

@@ -1,4 +1,4 @@
-"""What every shape has: a claim of the literature, checks with accept rules, and a verdict.
+"""The parts of every shape: a claim of the literature, checks with accept rules, and a verdict.
 
 A shape's checks and their accept rules are those of the design, written before the first run. Each
 check is judged by itself. The shape is reproduced if all of its checks are; it is not if one of
@@ -17,7 +17,7 @@ from msgspec import structs
 
 from deploy.experiments.runner import Folder
 from deploy.experiments.statistics import Interval, TargetTimes
-from deploy.experiments.trials import Trial, TrialResult, run_trials, seeded
+from deploy.experiments.trials import Trial, TrialResult, run_trials, with_seed
 from deploy.experiments.tuning import Tuned, choose_rates
 from ps.whole_files import whole_file
 from shards.errors import GiveUp
@@ -35,7 +35,7 @@ class Preset(StrEnum):
 
 
 class ShapeVerdict(StrEnum):
-    """What a check, or a shape, came to."""
+    """The verdict on a check or a shape."""
 
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not reproduced"
@@ -67,10 +67,10 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> ShapeVerdict:
-        found = {check.verdict for check in self.checks}
-        if ShapeVerdict.NOT_REPRODUCED in found:
+        verdicts = {check.verdict for check in self.checks}
+        if ShapeVerdict.NOT_REPRODUCED in verdicts:
             return ShapeVerdict.NOT_REPRODUCED
-        if found == {ShapeVerdict.REPRODUCED}:
+        if verdicts == {ShapeVerdict.REPRODUCED}:
             return ShapeVerdict.REPRODUCED
         return ShapeVerdict.INCONCLUSIVE
 
@@ -84,9 +84,9 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
         out.append(
             f"  {len(self.trials)} trials, {self.tuned} more to choose rates, {self.cpu_s:.0f} s"
         )
-        kept = sum(check.verdict is ShapeVerdict.REPRODUCED for check in self.checks)
+        reproduced = sum(check.verdict is ShapeVerdict.REPRODUCED for check in self.checks)
         out.append(
-            f"shape {self.number}: {self.verdict}: {kept} of {len(self.checks)} checks;"
+            f"shape {self.number}: {self.verdict}: {reproduced} of {len(self.checks)} checks;"
             f" published: {self.checks[0].published}; measured: {self.checks[0].measured}"
         )
         return out
@@ -130,9 +130,9 @@ class Bench:
     def run(self, trials: Iterable[Trial], seeds: int) -> list[list[TrialResult]]:
         """The results of each trial with the seeds 0, 1, ..., a list for each trial."""
         levels = list(trials)
-        found = self._run([seeded(one, seed) for one in levels for seed in range(seeds)])
-        self.results += found
-        return [found[place : place + seeds] for place in range(0, len(found), seeds)]
+        results = self._run([with_seed(trial, seed) for trial in levels for seed in range(seeds)])
+        self.results += results
+        return [results[start : start + seeds] for start in range(0, len(results), seeds)]
 
     def tune(self, levels: Sequence[Trial]) -> list[Tuned]:
         """Choose the rate of each level on the grid 1e-3 * 2^k, by the mean error at the end.
@@ -149,24 +149,24 @@ class Bench:
 
     def _run(self, trials: Sequence[Trial]) -> list[TrialResult]:
         earlier = [self._earlier(trial) for trial in trials]
-        left = [trial for trial, known in zip(trials, earlier, strict=True) if known is None]
-        new = run_trials(left, self._jobs)
-        found = []
+        missing = [trial for trial, known in zip(trials, earlier, strict=True) if known is None]
+        new = run_trials(missing, self._jobs)
+        results = []
         for known in earlier:
             result = self._keep(next(new)) if known is None else known
-            found.append(result)
+            results.append(result)
             self.cpu_s += result.cpu_s
             self._done += 1
             self._read += known is not None
             self._tell()
-        return found
+        return results
 
     def _earlier(self, trial: Trial) -> TrialResult | None:
         """The kept result of a trial, with what it cost; None if there is none."""
-        found = self._folder.load(trial) if self._folder is not None else None
-        if found is None:
+        result = self._folder.load(trial) if self._folder is not None else None
+        if result is None:
             return None
-        return structs.replace(found, cpu_s=self._earlier_cpu_s.pop(trial.id, 0.0))
+        return structs.replace(result, cpu_s=self._earlier_cpu_s.pop(trial.id, 0.0))
 
     def _keep(self, result: TrialResult) -> TrialResult:
         if self._folder is not None:
@@ -218,8 +218,10 @@ def play(
 
 
 def keep(outcome: ShapeOutcome, folder: Path) -> None:
-    """Write an outcome under the name that `kept` looks for, in MessagePack: JSON has no NaN, which
-    is the loss of a run that diverged."""
+    """Write an outcome where `load_outcomes` finds it, in MessagePack.
+
+    JSON has no NaN, which is the loss of a run that diverged.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     kind = "-control" if outcome.control else ""
     path = folder / f"shape-{outcome.number:02}-{outcome.preset}{kind}.msgpack"
@@ -230,38 +232,38 @@ def keep(outcome: ShapeOutcome, folder: Path) -> None:
         raise GiveUp(f"{path}: {error.strerror}") from None
 
 
-def kept(folder: Path) -> list[ShapeOutcome]:
+def load_outcomes(folder: Path) -> list[ShapeOutcome]:
     """The outcomes in a folder, by number."""
     files = sorted(folder.glob("shape-*.msgpack"))
-    return [msgspec.msgpack.decode(one.read_bytes(), type=ShapeOutcome) for one in files]
+    return [msgspec.msgpack.decode(file.read_bytes(), type=ShapeOutcome) for file in files]
 
 
-def judged(holds: bool) -> ShapeVerdict:
+def judge_rule(holds: bool) -> ShapeVerdict:
     """The verdict of a rule that a figure keeps or breaks."""
     return ShapeVerdict.REPRODUCED if holds else ShapeVerdict.NOT_REPRODUCED
 
 
-def positive(found: Interval) -> ShapeVerdict:
+def positive(interval: Interval) -> ShapeVerdict:
     """The verdict of the rule "more than 0": by the interval, not by the mean."""
-    if found.low > 0:
+    if interval.low > 0:
         return ShapeVerdict.REPRODUCED
-    return ShapeVerdict.NOT_REPRODUCED if found.high <= 0 else ShapeVerdict.INCONCLUSIVE
+    return ShapeVerdict.NOT_REPRODUCED if interval.high <= 0 else ShapeVerdict.INCONCLUSIVE
 
 
-def at_most(found: Interval, limit: float) -> ShapeVerdict:
+def at_most(interval: Interval, limit: float) -> ShapeVerdict:
     """The verdict of the rule "at most": inconclusive if the interval holds the limit."""
-    if found.high <= limit:
+    if interval.high <= limit:
         return ShapeVerdict.REPRODUCED
-    return ShapeVerdict.NOT_REPRODUCED if found.low > limit else ShapeVerdict.INCONCLUSIVE
+    return ShapeVerdict.NOT_REPRODUCED if interval.low > limit else ShapeVerdict.INCONCLUSIVE
 
 
 def errors(results: Iterable[TrialResult]) -> list[float]:
-    return [one.error for one in results]
+    return [result.error for result in results]
 
 
 def times_to(results: Iterable[TrialResult], error: float, *, updates: bool = False) -> TargetTimes:
     """The virtual seconds, or the updates, to an error in percent."""
-    curve = [one.first_below(error) for one in results]
+    curve = [result.first_below(error) for result in results]
     return TargetTimes(
         tuple(
             math.inf if point is None else float(point.updates if updates else point.seconds)
@@ -270,6 +272,6 @@ def times_to(results: Iterable[TrialResult], error: float, *, updates: bool = Fa
     )
 
 
-def listed(names: Iterable[object], values: Iterable[float], form: str = ".3g") -> str:
+def list_figures(names: Iterable[object], values: Iterable[float], form: str = ".3g") -> str:
     """Levels and their figures in one line: 0: 1.5, 4: 2."""
     return ", ".join(f"{name}: {value:{form}}" for name, value in zip(names, values, strict=True))

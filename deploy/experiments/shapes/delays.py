@@ -4,7 +4,7 @@ import numpy as np
 from msgspec import structs
 
 from deploy.experiments.cluster import ClusterModel, Law, StepTimes
-from deploy.experiments.shapes.base import Bench, Check, Shape, listed, positive, times_to
+from deploy.experiments.shapes.base import Bench, Check, Shape, list_figures, positive, times_to
 from deploy.experiments.statistics import mean_interval
 from deploy.experiments.trials import Trial, TrialResult
 
@@ -47,29 +47,29 @@ def judge(bench: Bench, control: bool) -> list[Check]:
     rates = bench.tune(base)
     levels = [
         structs.replace(
-            one,
+            trial,
             rate=rate.best,
             gradients=gradients,
             look_every=20,
             until_error=_TARGET,
-            cluster=structs.replace(one.cluster, delays=0 if control else delays),
+            cluster=structs.replace(trial.cluster, delays=0 if control else delays),
         )
-        for one, rate in zip(base, rates, strict=True)
+        for trial, rate in zip(base, rates, strict=True)
         for delays in known
     ]
-    found = bench.run(levels, bench.pick(5, 10))
+    results = bench.run(levels, bench.pick(5, 10))
     by_kind = {
-        kind: found[place * len(known) : (place + 1) * len(known)]
-        for place, kind in enumerate(kinds)
+        kind: results[index * len(known) : (index + 1) * len(known)]
+        for index, kind in enumerate(kinds)
     }
     steep = {kind: _steepness(known, results, gradients) for kind, results in by_kind.items()}
     return [_depths(depths, steep), _rules(steep)]
 
 
-def _steepness(known: list[int], found: list[list[TrialResult]], end: float) -> list[float]:
+def _steepness(known: list[int], results: list[list[TrialResult]], end: float) -> list[float]:
     """The slope of T(s)/T(0) in s, for each seed."""
     updates = np.minimum(
-        [times_to(results, _TARGET, updates=True).values for results in found], end
+        [times_to(results, _TARGET, updates=True).values for results in results], end
     )
     at = np.array(known, np.float64) - np.mean(known)
     slopes: list[float] = (at @ (updates / updates[0]) / (at @ at)).tolist()
@@ -82,7 +82,7 @@ def _depths(depths: list[int], steep: dict[tuple[int, str], list[float]]) -> Che
     return Check(
         "SGD: 6 hidden layers are steeper than 1",
         "deeper networks suffer more",
-        f"slope of T(s)/T(0) by layers {listed(depths, means)}; difference {apart}",
+        f"slope of T(s)/T(0) by layers {list_figures(depths, means)}; difference {apart}",
         positive(apart),
     )
 
@@ -95,11 +95,11 @@ def _rules(steep: dict[tuple[int, str], list[float]]) -> Check:
         for sensitive in _SENSITIVE
         for robust in _ROBUST
     ]
-    least = min(pairs, key=lambda one: one.low)
+    least = min(pairs, key=lambda pair: pair.low)
     return Check(
         "2 layers: Adam, momentum and RMSProp are steeper than SGD and Adagrad",
         "SGD and Adagrad are robust",
-        f"slope of T(s)/T(0) {listed(_RULES, means)}; least difference {least}",
+        f"slope of T(s)/T(0) {list_figures(_RULES, means)}; least difference {least}",
         positive(least),
     )
 

@@ -6,7 +6,15 @@ from numpy.typing import NDArray
 
 from deploy.experiments.character_model import SYMBOLS
 from deploy.experiments.cluster import ClusterModel, StepTimes
-from deploy.experiments.shapes.base import Bench, Check, Shape, at_most, judged, listed, positive
+from deploy.experiments.shapes.base import (
+    Bench,
+    Check,
+    Shape,
+    at_most,
+    judge_rule,
+    list_figures,
+    positive,
+)
 from deploy.experiments.statistics import Interval, equivalent, mean_interval, slope
 from deploy.experiments.trials import Trial, TrialResult
 
@@ -57,8 +65,8 @@ def judge(bench: Bench, control: bool) -> list[Check]:
         if name != naive:
             del chosen[name]
     tuned = [structs.replace(level, rate=rate.best) for level, rate in chosen.values()]
-    found = dict(zip(chosen, bench.run(tuned, bench.pick(5, 10)), strict=True))
-    read = {name: _perplexities(results) for name, results in found.items()}
+    by_name = dict(zip(chosen, bench.run(tuned, bench.pick(5, 10)), strict=True))
+    read = {name: _perplexities(results) for name, results in by_name.items()}
     sync = read["H 50"]
     rise = slope(np.log10(windows).tolist(), [read[f"H {h}"].tolist() for h in windows])
     cost = _over(read[f"H {windows[-1]}"], sync)
@@ -69,7 +77,7 @@ def judge(bench: Bench, control: bool) -> list[Check]:
         Check(
             "the perplexity rises with H",
             "H 1000 costs 2.9 % over 50",
-            f"by H: {listed(windows, means, '.3f')}; slope {rise} a decade;"
+            f"by H: {list_figures(windows, means, '.3f')}; slope {rise} a decade;"
             f" without outer momentum {_percent(plain)} over H 50",
             positive(rise),
         ),
@@ -85,7 +93,7 @@ def judge(bench: Bench, control: bool) -> list[Check]:
             "delayed Nesterov with dynamic steps is within 1 % of rounds",
             "41.13 for 41.35",
             f"{_percent(apart)} at 90 %",
-            judged(same),
+            judge_rule(same),
         ),
     ]
 
@@ -112,7 +120,7 @@ def _perplexities(results: list[TrialResult]) -> NDArray[np.float64]:
     The first run had no such limit where a loss was finite: one diverging seed, at a perplexity
     beyond 10,000, hid the other four.
     """
-    losses = np.array([one.curve[-1].loss for one in results])
+    losses = np.array([result.curve[-1].loss for result in results])
     guess = np.log(SYMBOLS)
     return np.exp(np.minimum(np.where(np.isfinite(losses), losses, guess), guess))
 
@@ -121,8 +129,8 @@ def _over(first: NDArray[np.float64], second: NDArray[np.float64]) -> Interval:
     return mean_interval(first / second - 1)
 
 
-def _percent(found: Interval) -> str:
-    return f"{found.mean:+.2%} [{found.low:+.2%}, {found.high:+.2%}]"
+def _percent(interval: Interval) -> str:
+    return f"{interval.mean:+.2%} [{interval.low:+.2%}, {interval.high:+.2%}]"
 
 
 SHAPE = Shape(

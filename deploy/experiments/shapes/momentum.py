@@ -8,7 +8,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from deploy.experiments.cluster import ClusterModel, Law, StepTimes
-from deploy.experiments.shapes.base import Bench, Check, Shape, errors, judged, listed
+from deploy.experiments.shapes.base import Bench, Check, Shape, errors, judge_rule, list_figures
 from deploy.experiments.training_simulation import TrainingSimulation
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import Quad
@@ -36,18 +36,18 @@ def judge(bench: Bench, control: bool) -> list[Check]:
 def _implicit(bench: Bench, strategy: str) -> Check:
     known = [2, 4, 8, 16]
     runs = bench.pick(200, 600)
-    found = [fitted_momentum(strategy, workers, runs) for workers in known]
-    wanted = [1 - 1 / workers for workers in known]
-    off = max(abs(is_ - was) for is_, was in zip(found, wanted, strict=True))
+    momenta = [fit_momentum(strategy, workers, runs) for workers in known]
+    expected = [1 - 1 / workers for workers in known]
+    off = max(abs(is_ - was) for is_, was in zip(momenta, expected, strict=True))
     return Check(
         "quad: implicit momentum 1 - 1/W",
-        listed(known, wanted, ".3f"),
-        f"{listed(known, found, '.3f')}; at most {off:.3f} off",
-        judged(off <= 0.03),
+        list_figures(known, expected, ".3f"),
+        f"{list_figures(known, momenta, '.3f')}; at most {off:.3f} off",
+        judge_rule(off <= 0.03),
     )
 
 
-def fitted_momentum(strategy: str, workers: int, runs: int) -> float:
+def fit_momentum(strategy: str, workers: int, runs: int) -> float:
     """The momentum of the mean course: v' = momentum * v - rate * slope, by least squares.
 
     In expectation over step times the course of a quadratic problem follows this exactly. Each
@@ -57,13 +57,13 @@ def fitted_momentum(strategy: str, workers: int, runs: int) -> float:
     """
     problem = Quad()
     courses = np.array([_course(problem, strategy, workers, seed) for seed in range(runs)])
-    one, other = (_Moves.of(courses[half::2].mean(0)) for half in (0, 1))
-    square = (one.at * other.at).sum(0)
+    first, second = (_Moves.of(courses[half::2].mean(0)) for half in (0, 1))
+    square = (first.at * second.at).sum(0)
     # Project the slope's part out of the former moves, weight by weight, and fit what is left.
-    left = one.former - (other.at * one.former).sum(0) / square * one.at
-    right = other.former - (one.at * other.former).sum(0) / square * other.at
-    fitted = (left * other.later).sum() + (right * one.later).sum()
-    return float(fitted / (2 * (left * right).sum()))
+    first_moves = first.former - (second.at * first.former).sum(0) / square * first.at
+    second_moves = second.former - (first.at * second.former).sum(0) / square * second.at
+    fitted = (first_moves * second.later).sum() + (second_moves * first.later).sum()
+    return float(fitted / (2 * (first_moves * second_moves).sum()))
 
 
 class _Moves(NamedTuple):
@@ -107,15 +107,17 @@ def _explicit(bench: Bench, strategy: str) -> Check:
         for momentum in levels
     ]
     rates = bench.tune(trials)
-    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(trials, rates, strict=True)]
-    found = bench.run(tuned, 10)
-    means = np.array([np.mean(errors(results)) for results in found]).reshape(len(known), -1)
-    best = [levels[place] for place in means.argmin(1)]
+    tuned = [
+        structs.replace(trial, rate=rate.best) for trial, rate in zip(trials, rates, strict=True)
+    ]
+    results = bench.run(tuned, 10)
+    means = np.array([np.mean(errors(results)) for results in results]).reshape(len(known), -1)
+    best = [levels[index] for index in means.argmin(1)]
     return Check(
         "mlp: the best explicit momentum never rises with W",
         "falls as W grows",
-        f"by W: {listed(known, best, '.1f')}",
-        judged(all(later <= former for former, later in pairwise(best))),
+        f"by W: {list_figures(known, best, '.1f')}",
+        judge_rule(all(later <= former for former, later in pairwise(best))),
     )
 
 

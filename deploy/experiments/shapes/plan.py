@@ -1,4 +1,4 @@
-"""How many trials a shape runs and what they cost, found without running it: `--dry-run`.
+"""The number of a shape's trials and their cost, found without running it: `--dry-run`.
 
 The shape's own code asks a `PlanningBench` for its trials. The bench counts them, and returns a
 made-up result for each, so that this code continues to its end. Its errors fall and rise with the
@@ -46,19 +46,19 @@ class PlanningBench(Bench):
 
     def _run(self, trials: Sequence[Trial]) -> list[TrialResult]:
         self.cpu_s += sum(map(self._cost_s, trials))
-        return [_made_result(trial) for trial in trials]
+        return [_invent_result(trial) for trial in trials]
 
     def _cost_s(self, trial: Trial) -> float:
         """The CPU seconds of a trial: its gradients, and its measurements of the weights."""
         kind = trial.workload, trial.batch, trial.tested
         if kind not in self._costs:
-            self._costs[kind] = _measured_costs(trial)
+            self._costs[kind] = _measure_costs(trial)
         gradient_s, point_s = self._costs[kind]
         curve = trial.gradients // trial.look_every if trial.look_every else 1
         return trial.gradients * gradient_s + curve * point_s
 
 
-def _measured_costs(trial: Trial) -> tuple[float, float]:
+def _measure_costs(trial: Trial) -> tuple[float, float]:
     """The CPU seconds of one gradient, and of one measurement of the weights."""
     short = structs.replace(trial, gradients=_SHORT, look_every=0, until_error=-1.0)
     run_trial(short)  # loads the data and the loops
@@ -68,7 +68,7 @@ def _measured_costs(trial: Trial) -> tuple[float, float]:
     return gradient_s, max(0.0, short_s - _SHORT * gradient_s)
 
 
-def _made_result(trial: Trial) -> TrialResult:
+def _invent_result(trial: Trial) -> TrialResult:
     """A result that was not measured, with an error that is least at a usual rate."""
     error = 5.0 + abs(math.log2(trial.rate / _USUAL_RATE)) if trial.rate else 90.0
     point = CurvePoint(updates=1, gradients=1, seconds=1.0, loss=error / 10, error=error)

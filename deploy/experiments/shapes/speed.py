@@ -3,8 +3,16 @@
 from msgspec import structs
 
 from deploy.experiments.cluster import ClusterModel, Law, StepTimes
-from deploy.experiments.shapes.base import Bench, Check, Shape, errors, judged, listed, positive
-from deploy.experiments.statistics import paired
+from deploy.experiments.shapes.base import (
+    Bench,
+    Check,
+    Shape,
+    errors,
+    judge_rule,
+    list_figures,
+    positive,
+)
+from deploy.experiments.statistics import interval_of_pairs
 from deploy.experiments.timing_simulation import TimingSimulation
 from deploy.experiments.trials import Trial
 
@@ -43,12 +51,16 @@ def speeds(cluster: ClusterModel, rounds: int) -> list[Check]:
         ("K-batch-async: K/W steps per update", batch, found_batch),
     ]
     checks = []
-    for claim, wanted, found in rows:
-        off = max(abs(is_ / was - 1) for is_, was in zip(found, wanted, strict=True))
-        measured = f"{listed(known, found)}; at most {off:.1%} off"
-        if wanted is sync:
+    for claim, expected, figures in rows:
+        off = max(abs(is_ / was - 1) for is_, was in zip(figures, expected, strict=True))
+        measured = f"{list_figures(known, figures)}; at most {off:.1%} off"
+        if expected is sync:
             measured += f"; K = 4 where late workers finish their step: {dropped:.3g}"
-        checks.append(Check(claim, f"by K: {listed(known, wanted)}", measured, judged(off <= 0.02)))
+        checks.append(
+            Check(
+                claim, f"by K: {list_figures(known, expected)}", measured, judge_rule(off <= 0.02)
+            )
+        )
     return checks
 
 
@@ -68,13 +80,17 @@ def _errors(bench: Bench, cluster: ClusterModel) -> list[Check]:
         Trial(strategy="asp:scale=1", gradients=WORKERS * seconds, cluster=cluster),
     ]
     tested = bench.pick(2000, 10_000)
-    both = [structs.replace(one, tested=tested, look_every=one.gradients // 40) for one in both]
+    both = [
+        structs.replace(trial, tested=tested, look_every=trial.gradients // 40) for trial in both
+    ]
     rates = bench.tune(both)
-    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(both, rates, strict=True)]
+    tuned = [
+        structs.replace(trial, rate=rate.best) for trial, rate in zip(both, rates, strict=True)
+    ]
     slow, fast = bench.run(tuned, bench.pick(5, 10))
-    early = [[one.error_at(_EARLY * seconds) for one in results] for results in (slow, fast)]
-    first = paired(early[0], early[1])
-    last = paired(errors(fast), errors(slow))
+    early = [[result.error_at(_EARLY * seconds) for result in results] for results in (slow, fast)]
+    first = interval_of_pairs(early[0], early[1])
+    last = interval_of_pairs(errors(fast), errors(slow))
     published = "async is best early, sync at the end"
     return [
         Check("mlp, early: error of sync less async > 0", published, str(first), positive(first)),

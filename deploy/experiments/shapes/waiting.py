@@ -13,8 +13,8 @@ from deploy.experiments.shapes.base import (
     Shape,
     ShapeVerdict,
     errors,
-    judged,
-    listed,
+    judge_rule,
+    list_figures,
     positive,
     times_to,
 )
@@ -44,27 +44,29 @@ def bounds(bench: Bench, control: bool) -> list[Check]:
         tested=bench.pick(2000, 10_000),
         cluster=ClusterModel(workers=8, times=times),
     )
-    found, _ = _at_bounds(bench, first, known)
-    waits = _waits(found)
+    by_bound, _ = _at_bounds(bench, first, known)
+    waits = _waits(by_bound)
     falls = all(later < former for former, later in pairwise(waits))
-    updates = [times_to(results, _TARGET, updates=True) for results in found]
-    seconds = [times_to(results, _TARGET).median for results in found]
-    trend = slope(known, [_finite(one.values, gradients) for one in updates])
+    updates = [times_to(results, _TARGET, updates=True) for results in by_bound]
+    seconds = [times_to(results, _TARGET).median for results in by_bound]
+    trend = slope(known, [_finite(times.values, gradients) for times in updates])
     best = known[int(np.argmin(seconds))]
     gain = seconds[0] / min(seconds)
     return [
-        Check("waits fall with s", "waits fall", listed(known, waits, ".1%"), judged(falls)),
+        Check(
+            "waits fall with s", "waits fall", list_figures(known, waits, ".1%"), judge_rule(falls)
+        ),
         Check(
             "updates to 10 % error do not fall with s",
             "more updates at a larger s",
-            f"{listed(known, [one.median for one in updates], '.0f')}; slope {trend}",
-            judged(trend.high >= 0),
+            f"{list_figures(known, [times.median for times in updates], '.0f')}; slope {trend}",
+            judge_rule(trend.high >= 0),
         ),
         Check(
             "seconds to 10 % error: best s in 1..8, 1.2 times faster than s = 0",
             "a bound above 0 is best",
-            f"{listed(known, seconds, '.0f')}; best {best}, {gain:.2f} times",
-            judged(1 <= best <= 8 and gain >= 1.2),
+            f"{list_figures(known, seconds, '.0f')}; best {best}, {gain:.2f} times",
+            judge_rule(1 <= best <= 8 and gain >= 1.2),
         ),
     ]
 
@@ -91,30 +93,30 @@ def idling(bench: Bench, control: bool) -> list[Check]:
         tested=bench.pick(5000, 10_000),
         cluster=ClusterModel(workers=16, times=times),
     )
-    found, rates = _at_bounds(bench, first, known)
+    by_bound, rates = _at_bounds(bench, first, known)
     target = 1.1 * rates[0].error
-    waits = _waits(found)
-    seconds = [times_to(results, target).median for results in found]
-    updates = [times_to(results, target, updates=True) for results in found]
-    trend = slope(known, [_finite(one.values, gradients) for one in updates])
+    waits = _waits(by_bound)
+    seconds = [times_to(results, target).median for results in by_bound]
+    updates = [times_to(results, target, updates=True) for results in by_bound]
+    trend = slope(known, [_finite(times.values, gradients) for times in updates])
     best = known[int(np.argmin(seconds))]
     return [
         Check(
             "waits of 50 % at s = 0, at most 5 % at 16",
             "50 % and 1.7 %",
-            listed(known, waits, ".1%"),
-            judged(abs(waits[0] - 0.5) <= 0.02 and waits[-1] <= 0.05),
+            list_figures(known, waits, ".1%"),
+            judge_rule(abs(waits[0] - 0.5) <= 0.02 and waits[-1] <= 0.05),
         ),
         Check(
             f"seconds to {target:.1f} % error: best s in 4..16",
             "8 is best",
-            f"{listed(known, seconds, '.0f')}; best {best}",
-            judged(4 <= best <= 16) if np.isfinite(min(seconds)) else ShapeVerdict.INCONCLUSIVE,
+            f"{list_figures(known, seconds, '.0f')}; best {best}",
+            judge_rule(4 <= best <= 16) if np.isfinite(min(seconds)) else ShapeVerdict.INCONCLUSIVE,
         ),
         Check(
             "the slope of the updates to the target in s > 0",
             "more updates at a larger s",
-            f"{listed(known, [one.median for one in updates], '.0f')}; slope {trend}",
+            f"{list_figures(known, [times.median for times in updates], '.0f')}; slope {trend}",
             positive(trend),
         ),
     ]
@@ -125,14 +127,16 @@ def _at_bounds(
 ) -> tuple[list[list[TrialResult]], list[Tuned]]:
     """The results of a trial at each bound, with the best rate for it, and these rates."""
     levels = [structs.replace(first, staleness=bound) for bound in bounds]
-    rates = bench.tune([structs.replace(one, look_every=0) for one in levels])
-    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
+    rates = bench.tune([structs.replace(level, look_every=0) for level in levels])
+    tuned = [
+        structs.replace(level, rate=rate.best) for level, rate in zip(levels, rates, strict=True)
+    ]
     return bench.run(tuned, bench.pick(5, 10)), rates
 
 
-def _waits(found: Sequence[Sequence[TrialResult]]) -> list[float]:
+def _waits(by_bound: Sequence[Sequence[TrialResult]]) -> list[float]:
     """The mean share of time that workers wait, for each bound."""
-    return [float(np.mean([one.wait_share for one in results])) for results in found]
+    return [float(np.mean([result.wait_share for result in results])) for results in by_bound]
 
 
 def _finite(values: tuple[float, ...], end: float) -> list[float]:
@@ -163,10 +167,12 @@ def _slope(bench: Bench, control: bool) -> Check:
         for staleness in known
     ]
     rates = bench.tune(levels)
-    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
-    found = [errors(results) for results in bench.run(tuned, bench.pick(5, 10))]
-    trend = slope(known, found)
-    means = listed(known, [float(np.mean(one)) for one in found], ".2f")
+    tuned = [
+        structs.replace(level, rate=rate.best) for level, rate in zip(levels, rates, strict=True)
+    ]
+    errors_by_level = [errors(results) for results in bench.run(tuned, bench.pick(5, 10))]
+    trend = slope(known, errors_by_level)
+    means = list_figures(known, [float(np.mean(values)) for values in errors_by_level], ".2f")
     return Check(
         "the slope of the error in the staleness > 0",
         "the error rises with staleness",
@@ -190,19 +196,21 @@ def _best_backups(bench: Bench, control: bool) -> Check:
         )
         for name in names
     ]
-    rates = bench.tune([structs.replace(one, look_every=0) for one in levels])
-    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
+    rates = bench.tune([structs.replace(level, look_every=0) for level in levels])
+    tuned = [
+        structs.replace(level, rate=rate.best) for level, rate in zip(levels, rates, strict=True)
+    ]
     target = 1.1 * rates[0].error
-    found = bench.run(tuned, bench.pick(3, 10))
-    seconds = [times_to(results, target).median for results in found]
+    by_level = bench.run(tuned, bench.pick(3, 10))
+    seconds = [times_to(results, target).median for results in by_level]
     best = known[int(np.argmin(seconds[:-1]))]
     holds = 2 <= best <= 8 and min(seconds[:-1]) < min(seconds[0], seconds[-1])
     reached = np.isfinite(seconds[0])
     return Check(
         f"seconds to {target:.1f} % error: best with 2 to 8 backups of 100, faster than 0 and ASP",
         "96 + 4 of 100",
-        listed([*known, "asp"], seconds, ".0f"),
-        judged(holds) if reached else ShapeVerdict.INCONCLUSIVE,
+        list_figures([*known, "asp"], seconds, ".0f"),
+        judge_rule(holds) if reached else ShapeVerdict.INCONCLUSIVE,
     )
 
 

@@ -14,12 +14,12 @@ from deploy.experiments.shapes.base import (
     ShapeVerdict,
     at_most,
     errors,
-    judged,
-    listed,
+    judge_rule,
+    list_figures,
     positive,
     times_to,
 )
-from deploy.experiments.statistics import paired
+from deploy.experiments.statistics import interval_of_pairs
 from deploy.experiments.training_simulation import TrainingSimulation
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import Quad
@@ -51,28 +51,30 @@ def sparknet(bench: Bench, control: bool) -> list[Check]:
     sizes = [("mlp", 5, tau) for tau in taus] + [(net, workers, last) for workers in _PUBLISHED]
     levels = {size: _together(bench, alone[size[0]][0], *size[1:]) for size in sizes}
     # A link changes no gradient of rounds, so one rate serves for both values of S.
-    rates = bench.tune([_to_the_end(one) for one in levels.values()])
+    rates = bench.tune([_to_the_end(level) for level in levels.values()])
     tuned = {
-        size: structs.replace(one, rate=found.best)
-        for (size, one), found in zip(levels.items(), rates, strict=True)
+        size: structs.replace(level, rate=rate.best)
+        for (size, level), rate in zip(levels.items(), rates, strict=True)
     }
     seeds = bench.pick(3, 10)
     near = [tuned["mlp", 5, tau] for tau in taus]
-    far = [_slowly_linked(one) for one in near]
+    far = [_slowly_linked(trial) for trial in near]
     many = [_slowly_linked(tuned[net, workers, last]) for workers in _PUBLISHED]
-    serial, *found = bench.run([alone[net][0], *near, *far, *many], seeds)
-    by_tau = [times_to(results, alone["mlp"][1]).median for results in found[: 2 * len(taus)]]
+    serial, *others = bench.run([alone[net][0], *near, *far, *many], seeds)
+    by_tau = [times_to(results, alone["mlp"][1]).median for results in others[: 2 * len(taus)]]
     target = alone[net][1]
-    seconds = [times_to(results, target).median for results in found[2 * len(taus) :]]
+    seconds = [times_to(results, target).median for results in others[2 * len(taus) :]]
     speedups = [times_to(serial, target).median / time for time in seconds]
     return [
         *([_rounds(taus)] if bench.measures else []),
         _best_tau(taus, (by_tau[: len(taus)], by_tau[len(taus) :])),
         Check(
             f"speed-up over one worker to {target:.1f} % at tau {last}, S 20 s, by K",
-            listed(_PUBLISHED, _PUBLISHED.values()),
-            listed(_PUBLISHED, speedups),
-            judged(all(is_ >= was for is_, was in zip(speedups, _PUBLISHED.values(), strict=True))),
+            list_figures(_PUBLISHED, _PUBLISHED.values()),
+            list_figures(_PUBLISHED, speedups),
+            judge_rule(
+                all(is_ >= was for is_, was in zip(speedups, _PUBLISHED.values(), strict=True))
+            ),
         ),
         _asynchronous(bench, far[0], last, alone["mlp"][1]),
     ]
@@ -135,35 +137,37 @@ def _asynchronous(bench: Bench, base: Trial, tau: int, target: float) -> Check:
         )
         for text in texts
     ]
-    rates = bench.tune([_to_the_end(one) for one in levels])
-    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
-    found = bench.run(tuned, bench.pick(3, 10))
-    rounds, late = (times_to(results, target) for results in found)
+    rates = bench.tune([_to_the_end(level) for level in levels])
+    tuned = [
+        structs.replace(level, rate=rate.best) for level, rate in zip(levels, rates, strict=True)
+    ]
+    by_level = bench.run(tuned, bench.pick(3, 10))
+    rounds, late = (times_to(results, target) for results in by_level)
     reached = math.isfinite(rounds.median) or math.isfinite(late.median)
     return Check(
         "asynchronous averaging is at least as fast as rounds, K 5",
         "not slower",
         f"seconds {late} asynchronous, {rounds} in rounds",
-        judged(late.median <= rounds.median) if reached else ShapeVerdict.INCONCLUSIVE,
+        judge_rule(late.median <= rounds.median) if reached else ShapeVerdict.INCONCLUSIVE,
     )
 
 
 def _rounds(taus: list[int]) -> Check:
-    found, wanted = [], []
+    durations, expected = [], []
     for tau in taus:
         cluster = ClusterModel(workers=5, times=_STEADY, link=_SLOW_LINK)
         trial = Trial(workload="quad", strategy=f"sparknet:tau={tau}", cluster=cluster)
         simulation = TrainingSimulation(trial.job(), Quad())
         rows = simulation.run(5 * tau * 12).records
         times = np.unique(rows["time"])
-        found.append(float(np.diff(times).mean()))
-        wanted.append(tau * _STEP_S + _TALK_S)
-    off = max(abs(is_ / was - 1) for is_, was in zip(found, wanted, strict=True))
+        durations.append(float(np.diff(times).mean()))
+        expected.append(tau * _STEP_S + _TALK_S)
+    off = max(abs(is_ / was - 1) for is_, was in zip(durations, expected, strict=True))
     return Check(
         "seconds of a round by tau: tau C + S",
-        listed(taus, wanted),
-        f"{listed(taus, found)}; at most {off:.1%} off",
-        judged(off <= 0.02),
+        list_figures(taus, expected),
+        f"{list_figures(taus, durations)}; at most {off:.1%} off",
+        judge_rule(off <= 0.02),
     )
 
 
@@ -173,8 +177,8 @@ def _best_tau(taus: list[int], by_tau: tuple[list[float], list[float]]) -> Check
     return Check(
         "the best tau grows with S, K 5",
         "it grows",
-        f"{near} at S 0, {far} at S 20 s; seconds at S 20: {listed(taus, by_tau[1], '.0f')}",
-        judged(far > near) if reached else ShapeVerdict.INCONCLUSIVE,
+        f"{near} at S 0, {far} at S 20 s; seconds at S 20: {list_figures(taus, by_tau[1], '.0f')}",
+        judge_rule(far > near) if reached else ShapeVerdict.INCONCLUSIVE,
     )
 
 
@@ -204,12 +208,14 @@ def elastic(bench: Bench, control: bool) -> list[Check]:
         for tau in (1, last)
     ]
     rates = bench.tune(levels)
-    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
-    found = [errors(results) for results in bench.run(tuned, 10)]
+    tuned = [
+        structs.replace(level, rate=rate.best) for level, rate in zip(levels, rates, strict=True)
+    ]
+    errors_by_level = [errors(results) for results in bench.run(tuned, 10)]
     checks = [_stability(bench, 0.5 if control else 1.0)] if bench.measures else []
-    for place, (name, (_, fails)) in enumerate(texts.items()):
-        near, far = found[2 * place : 2 * place + 2]
-        apart = paired(far, near)
+    for index, (name, (_, fails)) in enumerate(texts.items()):
+        near, far = errors_by_level[2 * index : 2 * index + 2]
+        apart = interval_of_pairs(far, near)
         rule = "> 0" if fails else "<= .3 points"
         checks.append(
             Check(
@@ -239,16 +245,16 @@ def _stability(bench: Bench, strength: float) -> Check:
             if abs(alpha - limit) < 0.02 or abs(eta - 2) < 0.02:
                 continue  # on the border nothing grows or falls
             cells += 1
-            for workers, places in wrong.items():
+            for workers, cells_wrong in wrong.items():
                 if stable(eta, alpha * strength, workers) != (alpha < limit):
-                    places.append((eta, alpha))
-    within = [place for place in wrong[2] if place[0] <= 2 and place[1] < _limit(place[0])]
+                    cells_wrong.append((eta, alpha))
+    within = [cell for cell in wrong[2] if cell[0] <= 2 and cell[1] < _limit(cell[0])]
     return Check(
         "EASGD is stable where 0 <= alpha <= (4 - 2 eta) / (4 - eta)",
         "no cell wrong",
         f"{len(wrong[1])} of {cells} cells wrong with one worker; with two {len(within)} unstable"
         f" inside, {len(wrong[2]) - len(within)} stable outside",
-        judged(not wrong[1] and not within),
+        judge_rule(not wrong[1] and not within),
     )
 
 
@@ -258,7 +264,7 @@ def _limit(eta: float) -> float:
 
 
 def stable(eta: float, alpha: float, workers: int = 2, rounds: int = 200) -> bool:
-    """Whether EASGD of workers in turn falls on w^2 / 2, at rate eta and force alpha, tau 1.
+    """Return whether EASGD of workers in turn falls on w^2 / 2, at rate eta and force alpha, tau 1.
 
     It does if the weights are smaller after twice the rounds: near the border they may first fall.
     """
@@ -272,8 +278,8 @@ def stable(eta: float, alpha: float, workers: int = 2, rounds: int = 200) -> boo
             simulation.advance(workers * until)
         except BadInput:  # it has grown beyond a float
             return False
-        places = [worker.machine.local for worker in simulation.workers]
-        reached = [simulation.weights()[0], *(local.weights[0] for local in places if local)]
+        local_states = [worker.machine.local for worker in simulation.workers]
+        reached = [simulation.weights()[0], *(local.weights[0] for local in local_states if local)]
         sizes.append(float(np.linalg.norm(np.array(reached, np.float64))))
     return sizes[1] < sizes[0] or sizes[1] == 0.0
 

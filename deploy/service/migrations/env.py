@@ -1,4 +1,4 @@
-"""What alembic runs for each migration; deploy/service/database_tables.py passes the connection."""
+"""Runs each migration for alembic; deploy/service/database_tables.py passes the connection."""
 
 from alembic import context
 

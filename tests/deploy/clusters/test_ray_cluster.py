@@ -85,7 +85,7 @@ def test_an_embedded_ray_that_never_starts(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("ray.init", late)
     line = r"^Ray at local did not start: The current node timed out during startup\."
-    with pytest.raises(GiveUp, match=line), ray_cluster._embedded(1):
+    with pytest.raises(GiveUp, match=line), ray_cluster._start_embedded(1):
         pass
     assert len(set(starts)) == 3
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deploy.doctor import strategy_table
-from deploy.doctor.strategy_table import keep, kept, quote, table
+from deploy.doctor.strategy_table import keep, load_figures, quote, table
 from deploy.experiments.sweeps import read_sweep
 
 ROOT = Path(__file__).parents[3]
@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[3]
 def test_the_page_shows_the_kept_figures() -> None:
     """One row for each strategy and place of the sweep."""
     page = (ROOT / "docs" / "measurements" / "choice.md").read_text()
-    assert table(kept()) in page
+    assert table(load_figures()) in page
     points = read_sweep(ROOT / "deploy" / "examples" / "choice.toml").points
-    shown = {(one.name.partition(",")[0], one.place) for one in kept()}
+    shown = {(one.name.partition(",")[0], one.place) for one in load_figures()}
     places = {
         (
             point.values["strategy"],
@@ -31,13 +31,13 @@ def test_new_figures_are_read_where_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a benchmark keeps is what doctor quotes next."""
-    few = kept()[:2]
+    few = load_figures()[:2]
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(strategy_table, "FIGURES", tmp_path / "figures.json")
         keep(few)
-        assert kept() == few
-    kept.cache_clear()
-    assert kept()[:2] == few
+        assert load_figures() == few
+    load_figures.cache_clear()
+    assert load_figures()[:2] == few
 
 
 def test_doctor_quotes_the_link_that_is_like_its_own() -> None:
@@ -45,5 +45,7 @@ def test_doctor_quotes_the_link_that_is_like_its_own() -> None:
     slow, fast = quote(0.2, 0.1), quote(0.01, 0.1)
     assert "100 ms and 100 Mbit" in slow
     assert "takes no time" in fast
-    best = min((one for one in kept() if one.link and not one.straggler), key=lambda one: one.rank)
+    best = min(
+        (one for one in load_figures() if one.link and not one.straggler), key=lambda one: one.rank
+    )
     assert f"equal workers: {best.name} {best.seconds:.0f} s" in slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deploy.experiments.cluster import ClusterModel, StepTimes
-from deploy.experiments.imported_runs import import_run, imported, point_values
+from deploy.experiments.imported_runs import import_run, load_imported, point_values
 from deploy.experiments.real_runs import run_real
 from deploy.experiments.runner import run_sweep
 from deploy.experiments.sweeps import read_sweep
@@ -64,7 +64,7 @@ def swept(tmp_path: Path) -> Path:
 def test_a_run_becomes_a_trial_with_its_record(run: Path, tmp_path: Path) -> None:
     """Settings, tests and figures of the run's files; staleness is recounted from the record."""
     import_run(run, tmp_path / "real", {"kind": "asp"}, "first")
-    (found,) = imported(tmp_path / "real")
+    (found,) = load_imported(tmp_path / "real")
     result = found.result
     assert (found.name, found.label) == ("first", "kind asp")
     assert (result.trial.workload, result.trial.strategy) == ("lenet_solver", "asp")
@@ -149,7 +149,7 @@ def test_wrong_runs_are_one_sentence(run: Path, tmp_path: Path) -> None:
     (tmp_path / "real" / "imported").mkdir(parents=True)
     (tmp_path / "real" / "imported" / "other.parquet").write_bytes(b"PAR1")
     with pytest.raises(BadInput, match="expected an imported run, got another file"):
-        imported(tmp_path / "real")
+        load_imported(tmp_path / "real")
     with pytest.raises(BadInput, match="point: expected KEY=VALUE, each key once, got 'rate'"):
         point_values(["rate"])
 

@@ -33,7 +33,7 @@ def test_a_round_is_the_mean_of_the_deltas_that_arrive() -> None:
     """The mean of what all workers push is that of the deltas of those that lost nothing; a worker
     that lost its exchange keeps its weights, and the others take the new ones."""
     whole = LossyDiLoCo(h=3, drop=0.5, seed=7).for_workers(WORKERS)
-    lost = whole.lost(0)
+    lost = whole.draw_losses(0)
     assert 0 < lost.count(True) < WORKERS, "a seed with both"
     pulled, arrived, pushed = np.zeros(2, np.float32), [], []
     for number in range(WORKERS):
@@ -56,9 +56,9 @@ def test_losses_are_drawn_evenly_from_the_trial_s_seed() -> None:
     )
     assert isinstance(first, LossyDiLoCo)
     assert isinstance(second, LossyDiLoCo)
-    drawn = [first.lost(window) for window in range(500)]
+    drawn = [first.draw_losses(window) for window in range(500)]
     assert 0.45 < np.mean(drawn) < 0.55
-    assert drawn != [second.lost(window) for window in range(500)]
+    assert drawn != [second.draw_losses(window) for window in range(500)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from deploy.experiments import real_runs
 from deploy.experiments.cluster import ClusterModel, Law, StepTimes
-from deploy.experiments.real_runs import RealRun, replayed, run_real
+from deploy.experiments.real_runs import RealRun, replay_run, run_real
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from shards.errors import BadInput
@@ -46,18 +46,18 @@ def test_a_replay_gives_the_same_weights(strategy: str, bound: int | None, rule:
     """Bit for bit: real clients, threads and a real shard, and the simulator's workers."""
     run = real(strategy, bound, rule)
     assert len(run.records) * max(1, run.job.strategy.push_period) == 128
-    assert replayed(run, workload_of("quad")).tobytes() == run.weights.tobytes()
+    assert replay_run(run, workload_of("quad")).tobytes() == run.weights.tobytes()
 
 
 def test_passes_of_several_pushes_are_replayed() -> None:
     """Steps of one fixed duration make pushes arrive together, and their sum rounds otherwise."""
     equal = structs.replace(TRIAL, cluster=structs.replace(TRIAL.cluster, times=FIXED))
     run = run_real(equal, workload_of("quad"))
-    assert replayed(run, workload_of("quad")).tobytes() == run.weights.tobytes()
+    assert replay_run(run, workload_of("quad")).tobytes() == run.weights.tobytes()
     alone = run.records.copy()
     alone["pass_pushes"] = 0
     with pytest.raises(BadInput, match="pass_pushes: expected 1 or more, got 0"):
-        replayed(run._replace(records=alone), workload_of("quad"))
+        replay_run(run._replace(records=alone), workload_of("quad"))
 
 
 def test_other_turns_give_other_weights() -> None:
@@ -71,14 +71,14 @@ def test_other_turns_give_other_weights() -> None:
     stale = np.flatnonzero(records["staleness"] > 1).tolist()
     late = next(one for one in stale if records["read_version"][one] + 1 in ends)
     records["read_version"][late] += 1
-    other = replayed(run._replace(records=records), workload_of("quad"))
+    other = replay_run(run._replace(records=records), workload_of("quad"))
     assert other.tobytes() != run.weights.tobytes()
 
 
 def test_a_record_of_another_job_is_refused() -> None:
     run = real("asp", None)
     with pytest.raises(BadInput, match="a turn that its job has not"):
-        replayed(run._replace(records=run.records[::-1]), workload_of("quad"))
+        replay_run(run._replace(records=run.records[::-1]), workload_of("quad"))
 
 
 def test_what_cannot_be_replayed_is_refused() -> None:
@@ -86,7 +86,7 @@ def test_what_cannot_be_replayed_is_refused() -> None:
     with pytest.raises(BadInput, match="expected 1 shard to replay, got 2"):
         run_real(shards, workload_of("quad"))
     with pytest.raises(BadInput, match="expected a push for every pull"):
-        replayed(real("downpour:n_push=2,n_fetch=1", None), workload_of("quad"))
+        replay_run(real("downpour:n_push=2,n_fetch=1", None), workload_of("quad"))
 
 
 def test_the_command_replays_the_first_trial_of_each_point(
@@ -105,7 +105,7 @@ def test_the_command_replays_the_first_trial_of_each_point(
     assert [line.partition(":")[0] for line in printed.splitlines()] == ["kind asp", "kind easgd"]
     assert printed.count("the same weights, bit for bit; staleness") == 2
     other = np.zeros(1, np.float32)
-    monkeypatch.setattr(real_runs, "replayed", lambda *_: other)
+    monkeypatch.setattr(real_runs, "replay_run", lambda *_: other)
     status, printed, _ = exp("replay", sweep)
     assert status == 1
     assert "OTHER WEIGHTS" in printed

@@ -29,7 +29,7 @@ from deploy.experiments.shapes.base import (
     ShapeOutcome,
     ShapeVerdict,
     keep,
-    kept,
+    load_outcomes,
     play,
 )
 from deploy.experiments.statistics import Interval
@@ -63,8 +63,8 @@ def test_the_speed_of_updates_is_dutta_s(control: bool) -> None:
 
 def test_asynchrony_is_momentum() -> None:
     """Four workers of exponential times act as momentum 3/4; rounds do not."""
-    assert momentum.fitted_momentum("asp:scale=1", 4, 40) == pytest.approx(0.75, abs=0.03)
-    assert abs(momentum.fitted_momentum("bsp", 4, 10) - 0.75) > 0.03
+    assert momentum.fit_momentum("asp:scale=1", 4, 40) == pytest.approx(0.75, abs=0.03)
+    assert abs(momentum.fit_momentum("bsp", 4, 10) - 0.75) > 0.03
 
 
 @pytest.mark.parametrize("n", [1, 2, 15, 30])
@@ -199,7 +199,7 @@ def test_a_shape_continues_where_it_was_killed(
     again = played(tmp_path)
     assert len(ran) == 4
     keep(again, tmp_path)
-    assert len(kept(tmp_path)[0].trials) == 8
+    assert len(load_outcomes(tmp_path)[0].trials) == 8
     assert not list(tmp_path.rglob("*.partial"))
     for one, other in zip(again.trials, whole.trials, strict=True):
         assert structs.replace(one, cpu_s=0.0) == structs.replace(other, cpu_s=0.0)
@@ -271,7 +271,7 @@ def test_every_shape_can_be_planned(
 ) -> None:
     """A plan leads every shape to its end, and has as many trials as the shape reports, without
     running one of them."""
-    monkeypatch.setattr(plan, "_measured_costs", lambda _: (0.001, 0.5))
+    monkeypatch.setattr(plan, "_measure_costs", lambda _: (0.001, 0.5))
     planned = plan.plan_of(SHAPES[number], Preset.CI, control=control)
     assert planned.trials > 0
     assert planned.tuning > 0
@@ -292,6 +292,6 @@ def test_a_plan_counts_what_a_shape_runs(monkeypatch: pytest.MonkeyPatch) -> Non
     planned = plan.plan_of(shape, Preset.CI, control=False)
     assert planned.trials == len(ran.trials) == 6
     assert planned.cpu_s > 0
-    monkeypatch.setattr(plan, "_measured_costs", lambda _: (0.01, 0.5))
+    monkeypatch.setattr(plan, "_measure_costs", lambda _: (0.01, 0.5))
     again = plan.plan_of(shape, Preset.CI, control=False)
     assert again.cpu_s == pytest.approx((again.trials + again.tuning) * (200 * 0.01 + 4 * 0.5))

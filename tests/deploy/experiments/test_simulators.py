@@ -17,7 +17,7 @@ from deploy.experiments.agreement import agreement
 from deploy.experiments.cluster import ClusterModel, Law, LinkPartition, StepTimes, WorkerKill
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
-from deploy.experiments.real_runs import RealRun, replayed
+from deploy.experiments.real_runs import RealRun, replay_run
 from deploy.experiments.timing_simulation import TimingSimulation
 from deploy.experiments.training_simulation import Course, TrainingSimulation
 from deploy.experiments.trials import Trial, run_trial
@@ -228,9 +228,9 @@ def test_a_planted_defect_breaks_the_replay(name: str, monkeypatch: pytest.Monke
     home, attribute, wrong, one = WEIGHTS[name]
     course, weights = trained(one)
     run = RealRun(one, course.records, np.frombuffer(weights, np.float32), course.seconds, 0.0)
-    assert replayed(run, workload_of("quad")).tobytes() == weights
+    assert replay_run(run, workload_of("quad")).tobytes() == weights
     monkeypatch.setattr(home, attribute, wrong)
-    assert replayed(run, workload_of("quad")).tobytes() != weights
+    assert replay_run(run, workload_of("quad")).tobytes() != weights
 
 
 def test_a_diverging_run_is_a_result() -> None:

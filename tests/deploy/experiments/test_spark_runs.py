@@ -9,7 +9,7 @@ from msgspec import structs
 
 from deploy.experiments.agreement import Agreement
 from deploy.experiments.cluster import ClusterModel, StepTimes, WorkerKill
-from deploy.experiments.imported_runs import import_run, imported
+from deploy.experiments.imported_runs import import_run, load_imported
 from deploy.experiments.real_runs import RealRun
 from deploy.experiments.shapes import SHAPES
 from deploy.experiments.shapes.real_trials import REAL_TRIALS, real_trial
@@ -46,7 +46,7 @@ def test_a_run_through_ray_and_spark_is_replayed(spark: Any, tmp_path: Path) -> 
     assert found.run.records["compute_s"].min() > 0
     write_run(found, tmp_path / "run")
     import_run(tmp_path / "run", tmp_path / "real", {})
-    (kept,) = imported(tmp_path / "real")
+    (kept,) = load_imported(tmp_path / "real")
     assert kept.result.error == pytest.approx(found.error, abs=0.01)
     assert sum(kept.result.staleness) == 80
 

@@ -208,7 +208,7 @@ def test_a_failing_trial_is_tried_twice_and_keeps_its_reason(
 def test_a_second_runner_is_refused(tmp_path: Path) -> None:
     sweep, folder = read_sweep(written(tmp_path)), Folder(tmp_path / "out")
     folder.create(sweep)
-    with folder.locked(), pytest.raises(BadInput, match="another runner"):
+    with folder.lock(), pytest.raises(BadInput, match="another runner"):
         run_sweep(sweep, folder.path, note=quiet)
 
 

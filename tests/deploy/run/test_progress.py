@@ -156,7 +156,7 @@ def test_a_pipe_hears_how_far_the_test_is() -> None:
         with Progress(steps=10, workers=1, bound=4, console=console, clock=time) as progress:
             progress.starting("the test")
             for rows in range(100, 1200, 100):
-                progress.tested(rows, 1100)
+                progress.show_test_progress(rows, 1100)
                 time.now += 1
 
     assert rendered(run).splitlines() == [
@@ -173,7 +173,7 @@ def test_a_terminal_shows_how_far_the_test_is() -> None:
     def run(console: Console) -> None:
         with Progress(steps=10, workers=1, bound=4, console=console, clock=time) as progress:
             progress.starting("the test")
-            progress.tested(25, 100)
+            progress.show_test_progress(25, 100)
             time.now += 7
             console.print(progress._draw())
 
@@ -211,7 +211,7 @@ def test_lines_by_iteration() -> None:
                 time.now += 10
                 now = status(steps=steps)
                 progress.update([now], [records(6, loss=[9, 9, 1, 2, 3, 4])])
-            progress.evaluated(Evaluation(30, 640, 9.0, {"loss": 0.5}))
+            progress.show_evaluation(Evaluation(30, 640, 9.0, {"loss": 0.5}))
 
     lines = rendered(run).splitlines()
     assert [line.split("  ")[1] for line in lines[:-1]] == [

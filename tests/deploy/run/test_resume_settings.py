@@ -7,7 +7,7 @@ import pytest
 
 from deploy.run import train as training
 from deploy.run.folder import RunFolder
-from deploy.run.resume_settings import resumed
+from deploy.run.resume_settings import resume_settings
 from deploy.run.settings import TrainSettings
 from deploy.run.snapshot_ref import SnapshotRef
 from ps.durability import Durability
@@ -25,13 +25,13 @@ def test_what_is_unset_takes_its_default() -> None:
     """Any option of the earlier run can be unset; that of the bound depends on the strategy."""
     earlier = told(ray="h:1", link="rtt=1ms", n_push=2, plaintext=True, seed=7, staleness=9)
     unset = ["ray", "link", "n-push", "plaintext", "staleness"]
-    assert resumed(earlier, {"max_iter": 5}, unset) == (told(seed=7, max_iter=5), [])
+    assert resume_settings(earlier, {"max_iter": 5}, unset) == (told(seed=7, max_iter=5), [])
     bsp = told(strategy="bsp")
-    now = resumed(earlier, {"strategy": "bsp"}, unset)[0]
+    now = resume_settings(earlier, {"strategy": "bsp"}, unset)[0]
     assert now == told(strategy="bsp", staleness=0, seed=7)
-    assert resumed(earlier, {"strategy": "asp"}, ["n-push"])[0].staleness is None
-    assert resumed(bsp, {}, ["staleness"])[0] == bsp
-    assert resumed(bsp, {}, ["staleness", "strategy"])[0] == told()
+    assert resume_settings(earlier, {"strategy": "asp"}, ["n-push"])[0].staleness is None
+    assert resume_settings(bsp, {}, ["staleness"])[0] == bsp
+    assert resume_settings(bsp, {}, ["staleness", "strategy"])[0] == told()
 
 
 SENSELESS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -72,16 +72,16 @@ def test_what_means_nothing_any_more_takes_its_default(
     then: dict[str, Any], now: dict[str, Any], word: str
 ) -> None:
     """It is reported, and all else is kept; an option given now without effect is refused."""
-    assert resumed(told(seed=7, **then), now, []) == (told(seed=7, **now), [word])
+    assert resume_settings(told(seed=7, **then), now, []) == (told(seed=7, **now), [word])
     (name,) = then.keys() - {"durability"}
     with pytest.raises(BadInput, match=word.removeprefix("dropped ").partition(" from the")[0]):
-        resumed(told(), now | {name: then[name]}, [])
+        resume_settings(told(), now | {name: then[name]}, [])
 
 
 def test_what_still_means_something_holds() -> None:
     """A setting that still has an effect is kept, even where its default would do."""
     earlier = told(durability=Durability.REPLICATED, silence_s=3.0, ray="h:1", n_fetch=2)
-    settings, words = resumed(earlier, {"lease_s": 20.0}, [])
+    settings, words = resume_settings(earlier, {"lease_s": 20.0}, [])
     assert settings.asdict() == earlier.asdict() | {"lease_s": 20.0}
     assert words == []
 
@@ -89,8 +89,10 @@ def test_what_still_means_something_holds() -> None:
 def test_a_conflict_is_not_settled_silently() -> None:
     """A setting that has an effect but conflicts with another is not dropped."""
     with pytest.raises(BadInput, match="--link: expected shards with one copy each"):
-        resumed(told(link="rtt=1ms"), {"durability": Durability.REPLICATED}, [])
-    settings, _ = resumed(told(link="rtt=1ms"), {"durability": Durability.REPLICATED}, ["link"])
+        resume_settings(told(link="rtt=1ms"), {"durability": Durability.REPLICATED}, [])
+    settings, _ = resume_settings(
+        told(link="rtt=1ms"), {"durability": Durability.REPLICATED}, ["link"]
+    )
     assert settings == told(durability=Durability.REPLICATED)
 
 

@@ -96,7 +96,7 @@ def test_the_largest_gap_is_the_largest_that_anything_saw() -> None:
     """The gaps of statuses and records count, of this part of the run and of the one before."""
     sources = [
         {"fresh": RunTally(rows=1, max_clock_gap=7)},
-        {"kept": RunTally(rows=1, max_clock_gap=7)},
+        {"earlier": RunTally(rows=1, max_clock_gap=7)},
         {},
     ]
     for options in sources:
@@ -123,7 +123,7 @@ def test_a_run_that_moved_counts_what_it_left() -> None:
         staleness_bound=None,
         seconds=2.0,
         fresh_samples=60,
-        left=[status(duplicates=2, max_clock_gap=5)] * 2,
+        former=[status(duplicates=2, max_clock_gap=5)] * 2,
     )
     assert (got.shards, got.duplicates, got.max_clock_gap) == (1, 5, 5)
     assert got.samples_per_second == 30.0
@@ -133,7 +133,7 @@ def test_a_resumed_run_is_timed_as_a_whole() -> None:
     """Seconds and staleness are over both parts; samples per second are of this part alone."""
     got = summary(
         RunTally.of([records(10, staleness=4)]),
-        kept=RunTally.of([records(30, staleness=0)]),
+        earlier=RunTally.of([records(30, staleness=0)]),
         seconds=2.0,
         earlier_s=40.0,
     )

@@ -142,7 +142,7 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
         rows = [row for row in table.to_pylist() if row["shard"] == shard]
         assert [row["apply_version"] for row in rows] == [*range(1, kept + 1), *range(8, 13)]
         assert [row["time"] for row in rows] == [*range(kept), *range(kept - 1, kept + 4)]
-    assert writer.kept == RunTally.of([records(7), records(5)])
+    assert writer.earlier == RunTally.of([records(7), records(5)])
     assert writer.fresh == RunTally.of([records(5), records(5)])
 
 
@@ -154,7 +154,7 @@ def moving(path: Path, restored: list[int] | None, *looks: tuple[int, int, int])
             rows = records(last)[first - 1 :]
             rows["time"] += 1e6 * (number + 1)
             if number:
-                writer.moved()
+                writer.restart_clocks()
             writer.write([rows] * shards)
     return writer
 

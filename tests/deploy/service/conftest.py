@@ -112,7 +112,7 @@ def start(home: Path, solver: Path, place: DatabasePlace) -> Iterator[Start]:
         **options: Any,
     ) -> Iterator[Running]:
         choice = ServeOptions(home=home, **{"slots": 8, "retry_s": 0.1, **options})
-        engine = database.opened(home, place, busy_s=busy_s)
+        engine = database.open_for_home(home, place, busy_s=busy_s)
         launcher = LocalLauncher((sys.executable, str(STUB)))
         service = Service(choice, engine, launcher, clock)
         if not driven:

@@ -94,9 +94,9 @@ def test_a_database_belongs_to_one_home(start: Start, place: DatabasePlace, tmp_
     other = tmp_path / "other"
     other.mkdir()
     with pytest.raises(BadInput, match="got that of another home"):
-        database.opened(other, place)
-    database.taken_over(other, place).dispose()
-    database.opened(other, place).dispose()
+        database.open_for_home(other, place)
+    database.take_over(other, place).dispose()
+    database.open_for_home(other, place).dispose()
 
 
 def test_a_copy_goes_back(
@@ -186,7 +186,7 @@ def test_which_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(database.VARIABLE, full)
     place = database.database_of(tmp_path)
     assert isinstance(place, sa.URL)
-    assert (place.password, database.named(place)) == ("sesame", bare)
+    assert (place.password, database.describe(place)) == ("sesame", bare)
     assert database.database_of(tmp_path, bare) == place  # the variable knows the password
     other = database.database_of(tmp_path, "postgresql://u@h/two")
     assert isinstance(other, sa.URL)
@@ -267,7 +267,7 @@ def test_a_second_service_with_one_database(
     monkeypatch.setenv(database.VARIABLE, postgres.text(name))
     engine = open_database(postgres.url(name))
     with (
-        driver.held(engine, postgres.url(name)),
+        driver.hold_database(engine, postgres.url(name)),
         pytest.raises(BadInput, match="no other service with this database") as caught,
     ):
         serve(home)

@@ -249,7 +249,7 @@ def test_a_clock_that_is_set_back(
         assert access.of_token(token) is None
         times.offset = -HOUR_S
         assert access.of_token(token) is None
-        assert store.answered("old") is not None
+        assert store.earlier_answer("old") is not None
         assert access.create_token("long", TokenRole.VIEWER, None, 60.0)[0].expires > time.time()
         running.service.supervisor.reconcile()
         found = running.get(job)
@@ -266,7 +266,7 @@ def test_a_clock_that_is_set_back(
             assert attempt["ended"] >= attempt["started"]
         times.passed = 49 * HOUR_S
         store.answer("new", "", 200, {})
-        assert store.answered("old") is None
+        assert store.earlier_answer("old") is None
 
 
 def test_a_clock_that_is_set_back_while_no_service_runs(start: Start, place: DatabasePlace) -> None:

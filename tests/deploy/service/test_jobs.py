@@ -242,13 +242,13 @@ def test_a_queue_is_read_again_after_a_change(
     with start(driven=False) as running:
         store, supervisor = running.service.store, running.service.supervisor
         reads: list[int] = []
-        read = store.queued
+        read = store.list_queued
 
         def queued() -> list[QueuedJob]:
             reads.append(1)
             return read()
 
-        monkeypatch.setattr(store, "queued", queued)
+        monkeypatch.setattr(store, "list_queued", queued)
 
         def pass_over(times: int = 3) -> int:
             reads.clear()

@@ -22,7 +22,7 @@ from deploy.runner.readings import (
     WorkerTimes,
     read_newest,
     read_series,
-    thinned,
+    thin_out,
 )
 from deploy.runner.recording import DEGRADED_AFTER_S, Health, RecordingProgress
 from ps.snapshots import checked_json
@@ -140,9 +140,9 @@ def test_points_that_a_rollback_made_void_are_left_out(tmp_path: Path) -> None:
 
 def test_the_first_and_the_last_of_many_values_are_kept() -> None:
     """Values are thinned evenly to a number of them; fewer stay as they are."""
-    assert thinned(range(100), 4) == [0, 33, 66, 99]
-    assert thinned(range(3), 4) == [0, 1, 2]
-    assert all(thinned(range(n), 2) == [0, n - 1] for n in range(2, 50))
+    assert thin_out(range(100), 4) == [0, 33, 66, 99]
+    assert thin_out(range(3), 4) == [0, 1, 2]
+    assert all(thin_out(range(n), 2) == [0, n - 1] for n in range(2, 50))
 
 
 def test_figures_of_update_records() -> None:
@@ -215,7 +215,7 @@ def test_an_attempt_begins_with_the_accuracy_of_the_one_before(tmp_path: Path) -
             for result in (0.5, 0.75):
                 newest = read_newest(tmp_path / "readings")
                 seen.append(None if newest is None else newest.point.accuracy)
-                shown.evaluated(Evaluation(1, 8, 1.0, {"accuracy": result}))
+                shown.show_evaluation(Evaluation(1, 8, 1.0, {"accuracy": result}))
     assert seen == [None, 0.5, 0.75, 0.5]
 
 

@@ -31,14 +31,14 @@ def test_an_upload_continues_where_it_ended(tmp_path: Path) -> None:
     assert {each.path: each.received for each in again.files} == {"data/rows": 4, "empty": 0}
     assert not again.complete
     with pytest.raises(BadInput, match="complete upload, got one without data/rows"):
-        uploads.resolved(f"upload:{begun.id}/data")
+        uploads.resolve(f"upload:{begun.id}/data")
     for offset in (0, 5):
         with pytest.raises(WrongOffset) as caught:
             uploads.write(begun.id, "data/rows", offset, b"x")
         assert caught.value.expected == 4
     uploads.write(begun.id, "data/rows", 4, content[4:])
     assert uploads.status(begun.id).complete
-    found = Path(uploads.resolved(f"upload:{begun.id}/data/rows"))
+    found = Path(uploads.resolve(f"upload:{begun.id}/data/rows"))
     assert found.read_bytes() == content
     assert uploads.write(begun.id, "data/rows", 10, b"").complete
 

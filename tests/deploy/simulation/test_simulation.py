@@ -261,7 +261,7 @@ def test_a_scenario_is_a_file(tmp_path: Path) -> None:
             story = 'It went\nwrong \\ "twice".'
             scenario = msgspec.structs.replace(swarm(seed, profile), story=story)
             path = tmp_path / "scenario.toml"
-            path.write_text(scenarios.written(scenario))
+            path.write_text(scenarios.format_scenario(scenario))
             read = scenarios.load(path)
             assert read.story.split() == scenario.story.split()
             assert msgspec.structs.replace(read, story=scenario.story) == scenario

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from deploy.run.infer import fitted, run_features, run_test
+from deploy.run.infer import fit_net, run_features, run_test
 from shards.errors import BadInput
 from tests.support.serial_solver import SerialSolver
 from worker.caffe.caffe_pb2 import Datum
@@ -103,7 +103,7 @@ def test_a_row_with_a_damaged_image_is_left_out(job: Path) -> None:
 def test_a_net_of_two_sources_learns(job: Path) -> None:
     """Its loss falls; `test` and `features` read the same pairs, with each layer's transform."""
     solver = read_solver(job / "solver.prototxt")
-    source, net = fitted(solver.train, None, "train")
+    source, net = fit_net(solver.train, None, "train")
     serial = SerialSolver(solver.with_data_shape(source.shape, net.row_shapes))
     specs = serial.model.net.column_specs
     kinds = [ColumnKind.IMAGE, ColumnKind.LABEL, ColumnKind.IMAGE]
