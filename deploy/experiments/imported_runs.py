@@ -92,7 +92,7 @@ def import_run(
         with whole_file(target, contended=True) as partial:
             pq.write_table(table.replace_schema_metadata(metadata), partial)
     except OSError as error:
-        raise BadInput(target, expected=f"to write the run, got: {error.strerror}") from None
+        raise BadInput(f"{target}: expected to write the run, got: {error.strerror}") from None
     return run_imported
 
 
@@ -243,4 +243,4 @@ def _read(path: Path, kind: type[Kind]) -> Kind | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeError) as error:
-        raise BadInput(path, expected=f"a run's {path.name}, got: {error}") from None
+        raise BadInput(f"{path}: expected a run's {path.name}, got: {error}") from None

@@ -29,4 +29,4 @@ def read_record(path: Path, columns: Sequence[str]) -> pa.Table:
         return pq.read_table(source, columns=list(columns))
     except (OSError, pa.ArrowException, *UNDECODABLE) as error:
         reason = str(error).partition("\n")[0]
-        raise BadInput(source, expected=f"a record of updates, got: {reason}") from None
+        raise BadInput(f"{source}: expected a record of updates, got: {reason}") from None

@@ -63,7 +63,7 @@ def read_evaluations(path: Path) -> list[Evaluation]:
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise BadInput(path, expected=f"the results of tests, got: {error}") from None
+        raise BadInput(f"{path}: expected the results of tests, got: {error}") from None
 
 
 def _short(value: float) -> str:

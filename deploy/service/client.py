@@ -207,9 +207,7 @@ def _load_certificates(ca_file: Path | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # ssl.SSLError is one
         why = error.strerror or str(error)
-        raise BadInput(
-            f"--ca-file {ca_file}", expected=f"certificates in PEM, got: {why}"
-        ) from None
+        raise BadInput(f"--ca-file {ca_file}: expected certificates in PEM, got: {why}") from None
 
 
 def _why(error: httpx.TransportError) -> str:

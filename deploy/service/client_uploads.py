@@ -58,7 +58,7 @@ def _with_named(solver: Path) -> dict[str, Path]:
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(path, expected=f"a file to send, got: {error}") from None
+            raise BadInput(f"{path}: expected a file to send, got: {error}") from None
         files[path.relative_to(solver.parent).as_posix()] = path
         for name in _NAMED.findall(text):
             named = solver.parent / name

@@ -227,7 +227,7 @@ def open_database(
             _upgrade(engine, name, present)
     except sa.exc.DBAPIError as error:
         raise BadInput(
-            name, expected=f"the database of the service, got: {first_line(error)}", hint=mend
+            f"{name}: expected the database of the service, got: {first_line(error)}; {mend}"
         ) from None
     if isinstance(location, Path):
         location.chmod(0o600)

@@ -35,7 +35,7 @@ def check_reachable(
             problem = f"no answer in {timeout_s:g} s"
         except OSError as error:
             problem = error.strerror or str(error)
-    raise BadInput(name, expected=f"a server that accepts connections, got: {problem}")
+    raise BadInput(f"{name}: expected a server that accepts connections, got: {problem}")
 
 
 def check_listen(bind: str, ports: Sequence[int]) -> None:

@@ -274,7 +274,7 @@ def test_a_replicated_run_that_is_moved(
 ) -> None:
     """So it is with copies, though the primary of an old shard is killed as the move begins."""
     before = set(shard_processes())
-    sets, plans = killing(monkeypatch, "process_replicas", "shard 1 primary")
+    sets, plans = killing(monkeypatch, "start_replicated", "shard 1 primary")
     # By its connection a dead copy is told at once; a slow one is not to count as dead.
     quiet = ("--silence-s", 60, "--lease-s", 61)
     move_a_run(here, tmp_path, "replicated", 1, *quiet)

@@ -60,7 +60,7 @@ def read_blocks(stream: BufferedReader, where: str) -> Iterator[Block]:
             piece = source.read(max(BLOCK_BYTES, missing))
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise BadInput(
-                f"{where}: record {number}", expected=f"whole {packing} data, got: {error}"
+                f"{where}: record {number}: expected whole {packing} data, got: {error}"
             ) from None
         rest += piece
         block, end, missing = _scan(rest, number, where)
