@@ -1,4 +1,4 @@
-"""The base class of context managers whose `__exit__` calls `close`."""
+"""The base class of context managers with an `__exit__` that calls `close`."""
 
 from abc import ABC, abstractmethod
 from typing import Self

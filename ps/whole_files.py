@@ -1,6 +1,6 @@
 """Files that are replaced whole: readers see the old content or the new one, also after a crash.
 
-The new content is written beside the file under another name, which then becomes the file's own.
+The new content is written next to the file under another name, which then becomes the file's own.
 How much of that is on the disk on return is the caller's choice: `Flush`.
 """
 
@@ -15,7 +15,7 @@ PARTIAL = ".partial"
 
 
 class Flush(enum.Enum):
-    """What survives a power failure once a file has been replaced."""
+    """The content that survives a power failure once a file has been replaced."""
 
     NOTHING = enum.auto()
     """The old content, the new one, or, on some file systems, an empty file."""

@@ -190,7 +190,7 @@ class DensePart:
         if WEIGHTS not in arrays or (names and names != slots):
             raise BadInput(
                 subject,
-                expected=(f"weights and the slots {slots} of rule {type(self.spec.rule).__name__}"),
+                expected=f"weights and the slots {slots} of rule {type(self.spec.rule).__name__}",
                 got=sorted(arrays),
             )
         for name, array in arrays.items():

@@ -101,7 +101,7 @@ class BadInput(GiveUp):
         )
 
     def within(self, context: object) -> "BadInput":
-        """The same error about a part of `context`, which its text then names first."""
+        """Return this error about a part of `context`, which its text then names first."""
         return BadInput(
             f"{context}: {self.what}", expected=self.expected, got=self.got, hint=self.hint
         )

@@ -34,8 +34,8 @@ from shards.messages import MAX_IN_FLIGHT, MAX_STEPS, Count, FromWorker, Leave, 
 from shards.shard_status import Standing, WorkerStatus
 
 # What a shard knows may be behind what another one knows by the pushes that are on their way, each
-# with the most steps. That is all that one shard can know: it cannot tell a worker that is ahead
-# elsewhere from one that lies. A false clock within this limit holds back nobody, since the others
+# with the most steps. One shard cannot know more: a worker that is ahead elsewhere looks to it like
+# one with a false clock. A false clock within this limit holds back nobody, since the others
 # wait for the slowest worker; workers that join after it may begin at it, and count on from there.
 _LEAP = MAX_IN_FLIGHT * MAX_STEPS
 _LEASED = (Standing.KNOWN, Standing.ACTIVE)

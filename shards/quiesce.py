@@ -78,7 +78,7 @@ class QuiesceTracker:
         return 0.0 if self._owner == owner else self.remaining_s(now)
 
     def is_late(self, owner: int, request: int) -> bool:
-        """Whether the owner has sent a later request, which this shard has obeyed."""
+        """Return whether this shard has obeyed a later request of the owner."""
         return owner == self._owner and request < self._request
 
     def remaining_s(self, now: float) -> float:

@@ -233,7 +233,7 @@ class WorkerRequests:
         return Outgoing(sender, Joined(message.request, self._spec.shard, self._boot, clock))
 
     def _skips(self, message: Join) -> bool:
-        """Whether the pushes that this shard lacks up to the one in `message` will never come."""
+        """Return whether the pushes that this shard lacks, up to `message`, will never come."""
         return self._part.rolled_back or not message.again
 
     def open(self, now: float) -> list[Outgoing]:

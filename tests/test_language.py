@@ -6,13 +6,20 @@ import re
 import subprocess
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.support.structure import parse_sources
+from tests.support.structure import (
+    Count,
+    Source,
+    count_idioms,
+    count_openings,
+    count_participles,
+    parse_sources,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -144,3 +151,23 @@ def test_a_file_that_a_docstring_names_exists() -> None:
         if name not in foreign and not any(file.endswith(f"/{name}") for file in files)
     }
     assert not missing
+
+
+@pytest.mark.parametrize(
+    ("count", "most"), [(count_participles, 15), (count_idioms, 3), (count_openings, 20)]
+)
+def test_functions_are_verbs_and_variables_nouns(
+    count: Callable[[list[Source]], Count], most: float
+) -> None:
+    """In 1,000 names or docstrings at most so few are participles, pronouns or questions."""
+    counted = count(sources())
+    assert counted.per_thousand <= most, "\n".join(map(str, counted.occurrences))
+
+
+def test_the_counters_see_names() -> None:
+    """The check can fail: a name or an opening of each kind is counted."""
+    code = 'def settled(job, own):\n    """What it is."""\n    found = own\n\ndef apply(job): ...\n'
+    source = [(Path("example.py"), ast.parse(code))]
+    assert [item.text for item in count_participles(source).occurrences] == ["settled"]
+    assert {item.text for item in count_idioms(source).occurrences} == {"own", "found"}
+    assert [item.text for item in count_openings(source).occurrences] == ["What it is."]

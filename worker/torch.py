@@ -282,7 +282,7 @@ def _tensors(label: str, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         raise BadInput(
             f"{label}: {lazy[0]}",
             expected="a parameter with a shape",
-            got=("one of a lazy layer: call the model on one batch first, as model(batch)"),
+            got="one of a lazy layer: call the model on one batch first, as model(batch)",
         )
     trained = dict(model.named_parameters())
     for name, parameter in trained.items():

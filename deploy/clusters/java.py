@@ -145,6 +145,6 @@ def _launcher_home(home: Path, environ: Mapping[str, str]) -> Path:
             f"Java launcher {launcher}",
             expected="to write it",
             got=error.strerror,
-            hint=("set XDG_CACHE_HOME to a folder of yours, or JAVA_HOME to a full Java 17"),
+            hint="set XDG_CACHE_HOME to a folder of yours, or JAVA_HOME to a full Java 17",
         ) from None
     return folder

@@ -111,7 +111,7 @@ class Sweep(NamedTuple):
 
     @property
     def levels(self) -> dict[str, tuple[str, Trial]]:
-        """The levels whose rates have yet to be chosen, by id, with the label of a point of it."""
+        """The levels without a chosen rate, by id, with the label of one of their points."""
         return {
             point.level.id: (Point(_without_rate(point.values), []).label, point.level)
             for point in self.points

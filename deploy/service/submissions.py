@@ -444,7 +444,7 @@ def _snapshot_of(row: JobRow, choice: str) -> str:
     if choice not in names:
         raise BadInput(
             "snapshot",
-            expected=(f"a snapshot of job {row.id}, which has {', '.join(names) or 'none'}"),
+            expected=f"a snapshot of job {row.id}, which has {', '.join(names) or 'none'}",
             got=choice[:80],
             hint="leave it out to start from the beginning",
         )

@@ -248,8 +248,8 @@ def change_settings(side: Side, change: SettingsChange) -> Plan[LiveSettings]:
     present = max((status.settings for status in known), key=lambda settings: settings.revision)
     ordered = change.of(present, side.owner)
     first, *others = side.shards
-    # Shard 0 alone first: it accepts one change of a revision, so of two operators only one goes on
-    # to the others.
+    # Shard 0 alone first: it accepts one change of a revision, so only one of two operators
+    # continues to the others.
     (accepted,) = yield from _follow_everywhere(side, ordered, (first,))
     if accepted != ordered:
         raise GiveUp("set: another operator has changed the settings at the same time: try again")

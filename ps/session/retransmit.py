@@ -70,7 +70,7 @@ class RetransmitTable:
         """Record a message that is sent now, or as soon as the shard accepts it."""
         owed, wait_s = self._pending[shard], self.first_s
         if self._hurried:
-            wait_s = self._hurried_wait_s(shard, message, wait_s, now)
+            wait_s = self._limit_wait_s(shard, message, wait_s, now)
         if not owed:
             self._heard[shard] = now  # nothing was outstanding, so its silence begins here
         resend_at = now + wait_s
@@ -156,7 +156,7 @@ class RetransmitTable:
             self._check_patience(shard, pending, now)
             wait_s = min(2 * pending.wait_s, self._longest_s)
             if isinstance(pending.message, Hello | Join):
-                wait_s = self._hurried_wait_s(shard, pending.message, wait_s, now)
+                wait_s = self._limit_wait_s(shard, pending.message, wait_s, now)
             self._schedule(pending, wait_s, now)
             pending.repeated = True
             if may_send(shard, pending.message):
@@ -216,11 +216,11 @@ class RetransmitTable:
 
     def _again(self, shard: int, pending: UnansweredMessage, now: float) -> Send:
         pending.repeated = True
-        wait_s = self._hurried_wait_s(shard, pending.message, self.first_s, now)
+        wait_s = self._limit_wait_s(shard, pending.message, self.first_s, now)
         self._schedule(pending, wait_s, now)
         return Send(shard, pending.message, pending.frames)
 
-    def _hurried_wait_s(self, shard: int, message: FromWorker, wait_s: float, now: float) -> float:
+    def _limit_wait_s(self, shard: int, message: FromWorker, wait_s: float, now: float) -> float:
         """`wait_s`, or less if a copy of `shard` has just taken over."""
         until = self._hurried.get(shard)
         if until is None:

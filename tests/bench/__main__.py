@@ -53,7 +53,7 @@ def commands(names: list[str], options: list[str]) -> Iterator[Command]:
 
 
 def main(*arguments: str) -> int:
-    """Run the benchmarks whose names come first, each with the options that follow."""
+    """Run the benchmarks named first, each with the options that follow."""
     first_option = next((n for n, word in enumerate(arguments) if word[:1] == "-"), len(arguments))
     names, options = list(arguments[:first_option]), list(arguments[first_option:])
     if not names:

@@ -142,7 +142,7 @@ class Zygote:
 
 
 def main(mutant: str = "") -> None:
-    """Fork as told, until standard input ends; lives have the bug of this name, if one is given."""
+    """Fork at each line of standard input; lives have the bug of this name, if one is given."""
     die_with_parent()
     if mutant:
         from tests.mutants import catalogue, patching  # here alone: it loads the simulator

@@ -18,6 +18,8 @@ from tests.bench.report import Goal, show
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("cupy_kernels", "shards", "ps", "worker", "deploy")
+Source = tuple[Path, ast.Module]
+"""A file, by its path below the root, and its syntax tree."""
 TRAPS = ("shards", "ps/session", "ps/wal")
 """Folders where comments must say why."""
 
@@ -62,7 +64,7 @@ class Count:
         return 1e3 * len(self.occurrences) / max(self.total, 1)
 
 
-def parse_sources(folders: tuple[str, ...] = PACKAGES) -> Iterator[tuple[Path, ast.Module]]:
+def parse_sources(folders: tuple[str, ...] = PACKAGES) -> Iterator[Source]:
     """Parse the shipped files below these folders, generated ones left out."""
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -78,7 +80,7 @@ def is_participle(name: str) -> bool:
     )
 
 
-def count_participles(sources: list[tuple[Path, ast.Module]]) -> Count:
+def count_participles(sources: list[Source]) -> Count:
     """Count functions and methods that are named by a participle, tests left out."""
     functions = [
         Occurrence(path, node.lineno, node.name)
@@ -90,7 +92,7 @@ def count_participles(sources: list[tuple[Path, ast.Module]]) -> Count:
     return Count([item for item in functions if is_participle(item.text)], len(functions))
 
 
-def count_idioms(sources: list[tuple[Path, ast.Module]]) -> Count:
+def count_idioms(sources: list[Source]) -> Count:
     """Count variables and arguments that are called by a pronoun or a participle."""
     names = [item for path, tree in sources for item in _bindings(path, tree)]
     idioms = frozenset(IDIOMS.split())
@@ -106,7 +108,7 @@ def _bindings(path: Path, tree: ast.Module) -> Iterator[Occurrence]:
                 yield Occurrence(path, line, name)
 
 
-def count_openings(sources: list[tuple[Path, ast.Module]]) -> Count:
+def count_openings(sources: list[Source]) -> Count:
     """Count docstrings that open with a question word, or refer to the one before."""
     texts = []
     for path, tree in sources:

@@ -18,6 +18,7 @@ from shards.errors import BadInput, quote
 from worker.data.column_values import (
     BYTE_MODES,
     column_array,
+    describe_unsupported_type,
     exact_decimals,
     is_binary,
     is_leaf_number,
@@ -26,7 +27,6 @@ from worker.data.column_values import (
     is_spark_image,
     is_text,
     is_vector,
-    unsupported_type,
 )
 from worker.data.columns import Shape
 
@@ -104,7 +104,7 @@ def _no_pixels(kind: Any, where: str) -> BadInput:
     if is_number(kind):
         remedy = "put columns of numbers together by pyspark.sql.functions.array"
         return BadInput(where, expected=expected, got=f"{kind}: {remedy}")
-    return unsupported_type(kind, where, expected)
+    return describe_unsupported_type(kind, where, expected)
 
 
 def spark_image(value: Mapping[str, Any], where: str) -> NDArray[np.uint8] | None:
@@ -263,7 +263,7 @@ def row_shape(
     if square is None:
         raise BadInput(
             where,
-            expected=("a square image, or columns channels, height, width that say otherwise"),
+            expected="a square image, or columns channels, height, width that say otherwise",
             got=f"{size} values a row{_name_encoding(start)}",
         )
     return square

@@ -83,7 +83,7 @@ def column_array(column: Any, where: str, *, ragged: bool = False) -> NDArray[An
         return array
     if is_text(kind) or is_binary(kind):
         return objects(column.to_pylist())
-    raise unsupported_type(kind, where)
+    raise describe_unsupported_type(kind, where)
 
 
 def number_array(column: Any, where: str) -> NDArray[Any]:
@@ -112,7 +112,7 @@ def check_column(kind: Any, where: str) -> None:
         kind = kind.value_type
     fits = (is_vector, is_spark_image, _is_exact, is_number, is_time, is_text, is_binary)
     if not any(fit(kind) for fit in fits):
-        raise unsupported_type(kind, where)
+        raise describe_unsupported_type(kind, where)
 
 
 def check_numbers(kind: Any, where: str) -> None:
@@ -122,7 +122,7 @@ def check_numbers(kind: Any, where: str) -> None:
         leaf = leaf.value_type
     whole = is_binary(leaf) or is_spark_image(leaf)
     if not (is_leaf_number(leaf) or (whole and leaf is kind)):
-        raise unsupported_type(leaf, where)
+        raise describe_unsupported_type(leaf, where)
 
 
 def is_leaf_number(kind: Any) -> bool:
@@ -130,7 +130,7 @@ def is_leaf_number(kind: Any) -> bool:
     return is_number(kind) or is_vector(kind) or _is_exact(kind)
 
 
-def unsupported_type(
+def describe_unsupported_type(
     kind: Any, where: str, expected: str = "numbers, lists of numbers or vectors"
 ) -> BadInput:
     """The error for a column of a type that is not read as numbers, with the remedy."""
@@ -138,7 +138,7 @@ def unsupported_type(
     if types.is_decimal(kind):
         return BadInput(
             where,
-            expected=(f"decimals of up to {EXACT_DIGITS} digits, which float64 holds exactly"),
+            expected=f"decimals of up to {EXACT_DIGITS} digits, which float64 holds exactly",
             got=f"{kind}: {_CAST}",
         )
     if is_text(kind):
@@ -209,7 +209,7 @@ def is_spark_image(kind: Any) -> bool:
 def exact_decimals(column: Any, where: str) -> NDArray[np.float64]:
     """A column of decimals as float64; raises BadInput for a type with too many digits."""
     if not _is_exact(column.type):
-        raise unsupported_type(column.type, where)
+        raise describe_unsupported_type(column.type, where)
     array: NDArray[np.float64] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     return array
 
@@ -288,7 +288,7 @@ def _vector_size(column: Any, where: str) -> int:
         raise BadInput(
             where,
             expected="vectors of one size",
-            got=(f"{sizes[0]} and {sizes[odd[0]]} values in rows 0 and {odd[0]} of a batch"),
+            got=f"{sizes[0]} and {sizes[odd[0]]} values in rows 0 and {odd[0]} of a batch",
         )
     return int(sizes[0]) if sizes.size else 0
 

@@ -155,7 +155,7 @@ def check_start(model: Model, start: object) -> NDArray[np.float32]:
         got = f"an array of shape {start.shape} of {start.dtype}"
     raise BadInput(
         f"model {type(model).__name__}",
-        expected=(f"`initial` to return an arena of {size} float32, as `table.empty()` gives it"),
+        expected=f"`initial` to return an arena of {size} float32, as `table.empty()` gives it",
         got=got,
     )
 

@@ -1,4 +1,4 @@
-"""Makes the environments of those contenders whose packages do not go with this project's: 2 GB.
+"""Makes environments for contenders that need other versions of packages than this project: 2 GB.
 
     python -m tests.bench.peers
 
