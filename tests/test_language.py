@@ -3,7 +3,6 @@
 import ast
 import io
 import re
-import subprocess
 import tokenize
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from tests.support.structure import (
     count_idioms,
     count_openings,
     count_participles,
+    list_tracked,
     parse_sources,
 )
 
@@ -138,10 +138,7 @@ def test_one_class_name_one_meaning() -> None:
 def test_a_file_that_a_docstring_names_exists() -> None:
     """A reader who is sent to a file finds it; files of other projects are listed with reasons."""
     foreign = {"train_mnist.py": "an example of Chainer, whose setting an experiment takes"}
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    files = {f"/{name}" for name in listed.stdout.splitlines()}
+    files = [f"/{path.relative_to(ROOT)}" for path in list_tracked(".")]
     mention = re.compile(r"(?<![\w./-])[\w/]+\.(?:py|md|toml|cu|cuh)\b")
     missing = {
         f"{path.relative_to(ROOT)}: {name}"

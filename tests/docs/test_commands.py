@@ -3,7 +3,6 @@ Makefile and its tables of programs."""
 
 import re
 import shlex
-import subprocess
 from itertools import dropwhile
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.bench.__main__ import describe, list_benchmarks
 from tests.programs.__main__ import TABLES
 from tests.programs.table import Command, check_request
 from tests.support.doc_pages import PAGES, ROOT, commands, fences, read
+from tests.support.structure import list_tracked
 
 SHELLS = {"bash", "sh", "console"}
 _A_JOB = "0" * 17
@@ -93,14 +93,8 @@ def test_commands_parse(page: str) -> None:
 
 def test_quoted_make_commands_exist() -> None:
     """So does a `make` command that is quoted in a sentence, a docstring or a comment."""
-    listed = subprocess.run(
-        ["git", "ls-files", "*.md", "*.py", "*.toml", "*.txt"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    quoted = [text for file in listed for text in _QUOTED_MAKE.findall(read(file))]
+    files = list_tracked(".", ".md", ".py", ".toml", ".txt")
+    quoted = [text for file in files for text in _QUOTED_MAKE.findall(file.read_text())]
     assert len(quoted) > 50
     for text in quoted:
         check_make(shlex.split(text))

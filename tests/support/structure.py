@@ -147,19 +147,19 @@ def count_words(paths: Iterable[Path]) -> int:
     return sum(len(path.read_text().split()) for path in paths)
 
 
-def tracked(folder: str, ending: str) -> list[Path]:
-    """Return the files below a folder that are under version control and have this ending."""
+def list_tracked(folder: str, *endings: str) -> list[Path]:
+    """Return the files below a folder that are under version control, of these endings if any."""
     names = subprocess.run(
         ["git", "ls-files", "-z", "--", folder], cwd=ROOT, capture_output=True, check=True
     ).stdout.decode()
-    paths = [ROOT / name for name in names.split("\0") if name.endswith(ending)]
-    return [path for path in paths if path.exists()]
+    listed = [name for name in names.split("\0") if name and name.endswith(endings or "")]
+    return [ROOT / name for name in listed if (ROOT / name).exists()]
 
 
 def measure() -> list[Goal]:
     """Measure everything here; a row for each goal."""
     sources = list(parse_sources())
-    tests = tracked("tests", ".py")
+    tests = list_tracked("tests", ".py")
     helpers = [path for path in tests if not path.name.startswith("test_")]
     share = 1e2 * count_lines(helpers) / count_lines(tests)
     targets = re.findall(r"^[a-z-]+:.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -176,7 +176,7 @@ def measure() -> list[Goal]:
         Goal("helpers among the lines of tests", share, 30, "%"),
         Goal("words of the README", count_words([ROOT / "README.md"]), 900),
         Goal("lines of the changelog", count_lines([ROOT / "CHANGELOG.md"]), 60),
-        Goal("words of the pages", count_words(tracked("docs", ".md")), 95_000),
+        Goal("words of the pages", count_words(list_tracked("docs", ".md")), 95_000),
         Goal("targets of make", len(targets), 15),
     ]
 
