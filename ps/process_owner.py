@@ -29,7 +29,7 @@ class Opener:
 
     def check(self, subject: str, remedy: str) -> None:
         """Raise BadInput in a forked process, with the remedy there."""
-        if not self.is_this_process:
+        if os.getpid() != self.pid:  # not through the property: a call more for each update
             raise BadInput(
                 f"{subject} was opened in process {self.pid}, and this is its fork {os.getpid()}:"
                 f" {remedy}"

@@ -252,7 +252,7 @@ ROWS: list[Row] = [
     _line(f"{TRAIN} --strategy bsp:c=2", "--strategy bsp: unknown option 'c'; its options are b"),
     _line(f"{TRAIN} --strategy downpour:push=2", "--strategy downpour: .*options are .*, n_push,"),
     _line(f"{TRAIN} --strategy downpour:n_push", "--strategy downpour: n_push: expected n_push=V"),
-    _line(f"{TRAIN} --strategy diloco:h=0", "--strategy diloco: .*h: expected at least 1, got 0"),
+    _line(f"{TRAIN} --strategy diloco:h=0", "--strategy diloco: .*h: expected 1 to 16384, got 0"),
     _line(f"{TRAIN} --strategy bsp --n-push 2", "--n-push 2: strategy bsp has no such option"),
     _line(f"{TRAIN} --strategy bsp --staleness 3", "--strategy bsp: expected --staleness 0, got 3"),
     _line(

@@ -14,6 +14,7 @@ from ps.job_spec import shard_specs
 from ps.launch.threads import local_shards
 from shards.aggregation import EACH, ROUND, Buffer, Merge, Round
 from shards.errors import BadInput
+from shards.messages import MAX_STEPS
 from shards.schedules import Fixed
 from shards.tables import RateRun
 from tests.support.ones_job import TABLE, Ones, counted
@@ -105,12 +106,16 @@ def test_when_a_worker_fetches_and_pushes(
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "least"),
-    [("n_push", 0, 1), ("n_fetch", -3, 1), ("warm_steps", -1, 0)],
+    ("field", "value", "values"),
+    [
+        ("n_push", 0, f"1 to {MAX_STEPS}"),
+        ("n_fetch", -3, "at least 1"),
+        ("warm_steps", -1, "at least 0"),
+    ],
 )
-def test_downpour_refuses_numbers_that_make_no_sense(field: str, value: int, least: int) -> None:
+def test_downpour_refuses_numbers_that_make_no_sense(field: str, value: int, values: str) -> None:
     """By name, however it is made."""
-    line = rf"^{field}: expected at least {least}, got {value}$"
+    line = rf"^{field}: expected {values}, got {value}$"
     with pytest.raises(BadInput, match=line):
         Downpour(**{field: value})
     with pytest.raises(BadInput, match=line):

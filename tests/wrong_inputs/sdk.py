@@ -787,6 +787,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "average_loss": "1..?",
                 "columns": "iterable",
                 "function": "object?",
+                "driver_model": "object?",
                 "stale": "",
                 "tables": "",
                 "skip_images": "",

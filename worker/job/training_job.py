@@ -9,6 +9,7 @@ from ps.job_spec import expect_compression, shard_specs
 from ps.session.compression import Compression
 from shards import argument_checks
 from shards.aggregation import StaleLimit
+from shards.errors import BadInput
 from shards.live_settings import check_factor
 from shards.rules import Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
@@ -19,7 +20,7 @@ from worker.data.read_options import MAX_SKIPPED
 from worker.job.options import LinkOptions, ShardRuntime, SnapshotPolicy
 from worker.training.context import FunctionTask
 from worker.training.device_selection import ANY, DeviceRequest
-from worker.training.model import Model
+from worker.training.model import Model, check_model
 from worker.training.training_loop import Plan
 
 
@@ -141,11 +142,20 @@ def apply_strategy(job: Job) -> tuple[Job, tuple[str, ...]]:
     return structs.replace(job, plan=plan, **settings), notices
 
 
+def _check_driver_model(model: object) -> Model | None:
+    """Return the model, or None without one; raises BadInput for an object that is none."""
+    try:
+        return None if model is None else check_model(model)
+    except BadInput as error:
+        raise error.within("driver_model") from None
+
+
 def _check_fields(job: Job) -> dict[str, object]:
     """The checked fields, by name; names and numbers are converted to the types of the job."""
     function = argument_checks.function("model", job.model, "a function that returns a model")
     return {
         "model": function,
+        "driver_model": _check_driver_model(job.driver_model),
         "plan": argument_checks.instance("plan", job.plan, Plan, "a Plan"),
         "rule": rule_of("rule", job.rule),
         "schedule": schedule_of("schedule", job.schedule),

@@ -115,7 +115,11 @@ def build_model(make: object) -> Model:
             ),
             got=f"an object of class {name}",
         )
-    model: Model = _call_without_arguments(make)
+    return check_model(_call_without_arguments(make))
+
+
+def check_model(model: Any) -> Model:
+    """Return the model if it has the members of `Model`; raises BadInput for what it lacks."""
     name = type(model).__name__
     table = getattr(model, "table", None)
     if not isinstance(table, DenseTable):
@@ -123,7 +127,8 @@ def build_model(make: object) -> Model:
         raise BadInput(f"model {name}", expected="an attribute `table`, a ps.DenseTable", got=got)
     _check_method(model, "initial", "seed")
     _check_method(model, "gradient", "weights", "batch", "out", step=0, seed=0)
-    return model
+    checked: Model = model
+    return checked
 
 
 def _call_without_arguments(make: Callable[..., Any]) -> Any:
