@@ -5,6 +5,7 @@ a short one; counts and extremes come from every row. matplotlib is imported onl
 drawn. It writes to files and needs no display.
 """
 
+import io
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ Integers = NDArray[np.int64]
 _MAX_POINTS = 12_000
 _SPANS = 120
 _MAX_BARS = 40
+_COLOURS = 128  # of a picture
 _MAX_NAMES = 10
 _INK, _FAINT, _MAIN, _LIMIT = "#1f2933", "#616e7c", "#2a6fbb", "#c0392b"
 _TEST = "#1b7837"
@@ -291,11 +293,9 @@ def _colours(count: int) -> list[tuple[float, ...]]:
 
 def _figure() -> "tuple[Figure, NDArray[np.object_]]":
     """An empty figure with two panels. It avoids pyplot, which never frees figures."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.6), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
@@ -305,10 +305,16 @@ def _figure() -> "tuple[Figure, NDArray[np.object_]]":
 
 
 def _finish(figure: "Figure", heading: str, summary: Summary, out: Path) -> None:
+    from PIL import Image
+
     figure.suptitle(f"{heading}\n", fontsize=14, fontweight="bold", color=_INK)
     figure.text(0.5, 0.925, _ran(summary), ha="center", va="top", fontsize=10, color=_FAINT)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=130)
+    # Thousands of translucent points in full colour take half a megabyte; a palette, a fifth of it.
+    picture = Image.open(drawn).convert("RGB")
     try:
-        figure.savefig(out, dpi=130)
+        picture.quantize(_COLOURS, dither=Image.Dither.NONE).save(out, optimize=True)
     except OSError as error:
         raise GiveUp(f"picture {out}: {error.strerror}") from None
 

@@ -98,6 +98,14 @@ RUNS = {
     "zero losses": (records(30, loss=0.0), 4),
     "no losses": (records(30, loss=np.nan), 4),
     "nothing": (records(0), 4),
+    "many points": (
+        records(
+            20_000,
+            worker=[b"w%d" % (n % 4) for n in range(20_000)],
+            loss=np.random.default_rng(1).lognormal(size=20_000),
+        ),
+        4,
+    ),
     "enormous staleness": (records(9, loss=1.0, staleness=[0] * 8 + [100_000]), 4),
 }
 
@@ -105,13 +113,14 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.filterwarnings("error")
 def test_every_kind_of_run_can_be_drawn(tmp_path: Path, name: str) -> None:
-    """Both plots are PNGs of one size, drawn without a warning."""
+    """Both plots are PNGs of one size, for a page to load at once, drawn without a warning."""
     rows, bound = RUNS[name]
     updates = write(tmp_path, rows)
     for draw in (plot_loss, plot_staleness):
         draw(updates, summed(rows, bound), tmp_path / "out.png")
         content = (tmp_path / "out.png").read_bytes()
         assert content.startswith(PNG)
+        assert len(content) < 200_000
         width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
         assert (width, height) == (1430, 598)
 
