@@ -15,12 +15,13 @@ from msgspec import structs
 
 from ps.cluster import Access, Cluster
 from ps.security.enrolment import WorkerCredentials, enrol
+from ps.security.handshake_diagnostics import HandshakeFault
 from ps.security.keys import KeyPair, address_of, key_bytes
 from ps.session.events import NotReady, Unreachable
 from ps.transport.addresses import check_reachable
 from ps.transport.shard_sockets import Links
 from shards import argument_checks
-from shards.errors import BadInput, Denied, GiveUp, Mismatch
+from shards.errors import BadInput, Denied, Mismatch
 from shards.messages import PROTOCOL, Describe, Described, Refusal, Remedy, Reply
 from shards.refusals import error_of
 from shards.schema_digest import SCHEMA
@@ -79,10 +80,8 @@ def _describe(address: str, token: object, *, patience_s: float) -> Cluster:
             cluster = _ask(links, where, job, patience_s)
         finally:
             links.close()
-    except (Denied, Mismatch, NotReady, Unreachable, BadInput):
-        raise
-    except GiveUp as error:  # the handshake failed: a key is not the one that was expected
-        reason = str(error).partition(f"{where}: ")[2] or str(error)
+    except HandshakeFault as error:  # a key is not the one that was expected
+        reason = str(error).partition(f"{where}: ")[2]
         expected = "expected the token and the address of its job, got others"
         raise Denied(f"job at {where}: {expected}: {reason}") from None
     return structs.replace(cluster, access=Access(secret)) if pins else cluster

@@ -16,9 +16,7 @@ from shards.errors import (
     Resynchronise,
     Retry,
 )
-from shards.messages import Message, Quiesced, Refusal, Remedy, SettingsInForce
-
-_LONGEST = 256
+from shards.messages import LONGEST_TEXT, Message, Quiesced, Refusal, Remedy, SettingsInForce
 
 _REMEDIES: tuple[tuple[type[DownpourError], Remedy], ...] = (
     (Gap, Remedy.GAP),
@@ -44,7 +42,7 @@ def refusal(request: int, shard: int, boot: int, error: DownpourError) -> Refusa
     remedy = next(remedy for kind, remedy in _REMEDIES if isinstance(error, kind))
     expected = error.expected if isinstance(error, Gap) else 0
     # Cut, because a refusal has to fit into a header whatever text the error quotes.
-    text = " ".join(str(error).split())[:_LONGEST]
+    text = " ".join(str(error).split())[:LONGEST_TEXT]
     return Refusal(request, shard, boot, remedy, text, expected)
 
 

@@ -8,7 +8,6 @@ the child in lists of processes.
 
 import os
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -22,6 +21,7 @@ from ps.launch.child_protocol import (
     Failed,
     Launch,
     Listening,
+    RefusalLaunch,
     ShardLaunch,
     receive,
     send,
@@ -30,7 +30,8 @@ from ps.launch.launch_plan import place_of
 from ps.logs import send_to_parent
 from ps.replication.coordinator_server import CoordinatorServer
 from ps.replication.replica_server import ReplicaServer
-from ps.security.keys import load_or_create_keys
+from ps.security.keys import KeyPair, load_or_create_keys
+from ps.server.refusing_server import RefusingServer
 from ps.server.server import ShardServer
 from ps.transport.addresses import local_address, public_endpoint
 from ps.transport.server_thread import ServerThread
@@ -48,6 +49,9 @@ def make_server(order: Launch, address: str) -> tuple[ServerThread, str]:
         case ShardLaunch():
             shard = make_shard(order)
             return shard, public_endpoint(shard.endpoint, address)
+        case RefusalLaunch():
+            refusing = make_refusing_server(order)
+            return refusing, public_endpoint(refusing.endpoint, address)
         case CopyLaunch():
             copy = ReplicaServer(
                 order.spec,
@@ -78,16 +82,12 @@ def make_shard(order: ShardLaunch) -> ShardServer:
     It recovers from its WAL or its last autosave, if it has either. A restarted shard proves its
     identity by the same key as the process before it.
     """
-    boot, backend = time.time_ns() // 1000, place_of(order.device)
-    log = saves = keys = folder = None
-    if order.log_folder is not None:
-        folder = Path(order.log_folder)
+    boot, backend, folder = time.time_ns() // 1000, place_of(order.device), order.folder
+    log = saves = None
+    if folder is not None and order.durability.keeps_log:
         log = WriteAheadLog(folder, order.durability)
-    elif order.saves is not None:
-        folder = Path(tempfile.gettempdir()) / order.saves
+    elif folder is not None and order.rollback_s:
         saves = Autosaves(folder, order.rollback_s)
-    if folder is not None and order.admission is not None:
-        keys = load_or_create_keys(folder)
     return ShardServer(
         order.spec,
         boot,
@@ -96,10 +96,29 @@ def make_shard(order: ShardLaunch) -> ShardServer:
         backend,
         order.admission,
         plaintext=order.admission is None,
-        keys=keys,
+        keys=_keys_of(order),
         log=log,
         saves=saves,
     )
+
+
+def make_refusing_server(order: RefusalLaunch) -> RefusingServer:
+    """Make a server that refuses in place of a shard, and proves the shard's identity."""
+    shard = order.shard
+    return RefusingServer(
+        shard.spec, shard.bind, order.reason, shard.transport, shard.admission, _keys_of(shard)
+    )
+
+
+def _keys_of(order: ShardLaunch) -> KeyPair | None:
+    """The keys in the shard's folder, which every process in its place proves; None if it has none.
+
+    The first process creates them.
+    """
+    if order.folder is None or order.admission is None:
+        return None
+    order.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return load_or_create_keys(order.folder)
 
 
 def log_fields(order: Launch) -> dict[str, Any]:
@@ -107,6 +126,8 @@ def log_fields(order: Launch) -> dict[str, Any]:
     match order:
         case CoordinatorLaunch(job=job):
             return {"job": job}
+        case RefusalLaunch(shard=ShardLaunch(spec=spec)):
+            return {"job": spec.job, "shard": spec.shard}
         case ShardLaunch(spec=spec) | CopyLaunch(spec=spec):
             return {"job": spec.job, "shard": spec.shard}
 

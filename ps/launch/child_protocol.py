@@ -5,6 +5,8 @@ MessagePack, preceded by its length.
 """
 
 import os
+import tempfile
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import msgspec
@@ -33,10 +35,10 @@ class ShardLaunch(_OfShard, frozen=True):
 
     `transport` is offered as well as TCP. `admission` says which keys are admitted; None admits
     anybody. If `durability` asks for a WAL, it is stored in `log_folder`; with `seen`, the parent
-    has created that folder, so a machine that lacks it is refused. A shard without a WAL that is to
-    be restarted saves its state every `rollback_s` seconds in a folder of its own, `saves`, a path
-    relative to the folder for temporary files of the machine where it runs. An order holds no
-    secret.
+    has created that folder, so a machine that lacks it is refused. A shard without a WAL has a
+    folder of its own, `saves`, a path relative to the folder for temporary files of the machine
+    where it runs: for its key, and for the autosaves that it makes every `rollback_s` seconds,
+    unless that is 0, if it is to be restarted. An order holds no secret.
     """
 
     bind: str
@@ -52,7 +54,25 @@ class ShardLaunch(_OfShard, frozen=True):
     @property
     def restarts(self) -> bool:
         """True if the shard can be restarted after a death, from its WAL or its last autosave."""
-        return self.durability.keeps_log or self.saves is not None
+        return self.durability.keeps_log or self.rollback_s > 0
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder on this machine for what outlives the process, if the shard has one."""
+        if self.log_folder is not None:
+            return Path(self.log_folder)
+        return None if self.saves is None else Path(tempfile.gettempdir()) / self.saves
+
+
+class RefusalLaunch(msgspec.Struct, frozen=True, tag=True):
+    """The order for a server that answers with `reason` in place of a shard that died for good."""
+
+    shard: ShardLaunch
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return self.shard.name
 
 
 class CopyLaunch(_OfShard, frozen=True):
@@ -84,7 +104,7 @@ class CoordinatorLaunch(msgspec.Struct, frozen=True, tag=True):
     admission: Admission | None = None
 
 
-Launch = ShardLaunch | CopyLaunch | CoordinatorLaunch
+Launch = ShardLaunch | RefusalLaunch | CopyLaunch | CoordinatorLaunch
 """An order; its `name` is the name of the process in errors."""
 
 

@@ -17,19 +17,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Unpack
 from weakref import WeakSet
 
 from ps.durability import Durability
+from ps.launch.child_main import make_refusing_server
 from ps.launch.child_protocol import (
     CoordinatorLaunch,
     CopyLaunch,
     Failed,
     Launch,
     Listening,
+    RefusalLaunch,
     receive,
     send,
 )
@@ -95,7 +97,14 @@ def process_replicas(
 def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
     """`process_shards` of a plan."""
     _check_host(plan)
-    return single_copies(plan, lambda order, _: ChildProcess(order), on_this_machine=True)
+    return single_copies(
+        plan, lambda order, _: ChildProcess(order), _refuse_in_thread, on_this_machine=True
+    )
+
+
+def _refuse_in_thread(order: RefusalLaunch, _: ProcessHandle) -> Callable[[], None]:
+    """Answer in place of a dead shard from a thread of this process, which is there at once."""
+    return make_refusing_server(order).start().stop
 
 
 @contextmanager

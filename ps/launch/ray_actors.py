@@ -23,10 +23,17 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ps import logs
 from ps.build_id import build_id
 from ps.launch.child_main import log_fields, make_server
-from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch, Launch, ShardLaunch
+from ps.launch.child_protocol import (
+    CoordinatorLaunch,
+    CopyLaunch,
+    Launch,
+    RefusalLaunch,
+    ShardLaunch,
+)
 from ps.launch.process_handle import ExitReason, ProcessHandle, Stranded
 from ps.server.server import ShardServer
 from ps.server.sockets import CannotListen
+from ps.wal.autosave import delete_autosaves
 from shards.errors import BadInput, DownpourError, GiveUp
 
 _END_S = 5.0
@@ -74,10 +81,12 @@ class ShardActor(_Serving):
     """One shard, the only copy. Its WAL or its autosaves, if any, are stored on this node."""
 
     _log: Path | None
+    _saves: Path | None
 
     def _localize(self, order: Launch) -> Launch:
         assert isinstance(order, ShardLaunch)
-        self._log = None if order.log_folder is None else Path(order.log_folder)
+        self._log = order.folder if order.saves is None else None
+        self._saves = order.folder if order.saves is not None else None
         if self._log is not None and order.seen and not self._log.is_dir():
             raise BadInput(
                 f"{order.name} on node {ray.util.get_node_ip_address()}: the node lacks the folder"
@@ -90,10 +99,28 @@ class ShardActor(_Serving):
         assert isinstance(self._server, ShardServer)
         self._server.forgets = last
         super().stop()
+        if last and self._saves is not None:
+            delete_autosaves(self._saves)
         if forget and self._log is not None:
             shutil.rmtree(self._log, ignore_errors=True)
             with suppress(OSError):  # another shard's WAL may be in there
                 self._log.parent.rmdir()
+
+
+class RefusalActor(_Serving):
+    """Answers in place of a shard that has died for good; at its end it removes what that left."""
+
+    _folder: Path | None
+
+    def _localize(self, order: Launch) -> Launch:
+        assert isinstance(order, RefusalLaunch)
+        self._folder = None if order.shard.saves is None else order.shard.folder
+        return order
+
+    def stop(self, forget: bool = False, last: bool = False) -> None:
+        super().stop()
+        if last and self._folder is not None:
+            delete_autosaves(self._folder)
 
 
 class CopyActor(_Serving):
@@ -123,6 +150,7 @@ class CoordinatorActor(_Serving):
 
 _KINDS: Mapping[type[Launch], type[_Serving]] = {
     ShardLaunch: ShardActor,
+    RefusalLaunch: RefusalActor,
     CopyLaunch: CopyActor,
     CoordinatorLaunch: CoordinatorActor,
 }

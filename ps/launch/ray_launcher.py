@@ -15,21 +15,22 @@ If the node is gone, so is the WAL, and the job ends.
 """
 
 import secrets
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Unpack
 
 from ps.durability import Durability
 from ps.launch import ray_actors
-from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch, ShardLaunch
-from ps.launch.launch_plan import LaunchOptions, LaunchPlan, ShardDevice, plan_of
+from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch, RefusalLaunch, ShardLaunch
+from ps.launch.launch_plan import START_S, LaunchOptions, LaunchPlan, ShardDevice, plan_of
 from ps.launch.process_handle import ProcessHandle
 from ps.launch.ray_actors import Actor
 from ps.launch.replica_supervisor import ReplicatedShards, supervise
 from ps.launch.single_copies import SingleCopies, single_copies
 from ps.replication.coordinator_store import RECORD
-from shards.errors import BadInput
+from shards.errors import BadInput, DownpourError
 from shards.spec import ShardSpec
 
 
@@ -76,7 +77,7 @@ def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
             expected=f"a Ray with {shards} GPUs, one per shard",
             got=f"one with {has:g}",
         )
-    return single_copies(plan, _start_shard, on_this_machine=False)
+    return single_copies(plan, _start_shard, _refuse_in_actor, on_this_machine=False)
 
 
 def start_replicated(plan: LaunchPlan) -> AbstractContextManager[ReplicatedShards]:
@@ -90,6 +91,24 @@ def _start_shard(order: ShardLaunch, former: ProcessHandle | None) -> Actor:
     gpus = int(order.device is ShardDevice.GPU)
     node = former.node if isinstance(former, Actor) else None
     return Actor(order, gpus=gpus, node=node, soft=False)
+
+
+def _refuse_in_actor(order: RefusalLaunch, last: ProcessHandle) -> Callable[[], None]:
+    """Answer in place of a dead shard from an actor on its node, where its port and key are."""
+    assert isinstance(last, Actor)
+    last.close()  # an actor that reported a failure still holds its port
+    actor = Actor(order, node=last.node, soft=False)
+    try:
+        actor.endpoint(time.monotonic() + START_S)
+    except DownpourError:
+        actor.close()
+        raise
+
+    def end() -> None:
+        actor.ask_to_end()
+        actor.end()
+
+    return end
 
 
 class _InRay:

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from ps.cluster import Cluster
 from ps.job_spec import make_cluster
 from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch
-from ps.launch.launch_plan import START_S, LaunchPlan, bind_again
+from ps.launch.launch_plan import START_S, LaunchPlan, bind_again, remedy
 from ps.launch.process_handle import ProcessHandle
 from ps.launch.restart import RestartPolicy
 from ps.logs import logger
@@ -37,6 +37,7 @@ from ps.socket_context import SocketContext
 from ps.transport.coordinator_messages import PrimaryInfo
 from ps.transport.primary_resolver import PrimaryResolver
 from shards.errors import GiveUp, WrongBuild
+from shards.messages import LONGEST_TEXT
 
 _POLL_S = 0.1
 _AGAIN_S = 2.0  # pause after a process that never served
@@ -171,10 +172,16 @@ class ReplicatedShards:
         """Raise GiveUp naming a shard that has lost every up-to-date copy."""
         if self._failure is not None:
             raise self._failure
+        if loss := self._describe_loss():
+            raise GiveUp(loss)
+
+    def _describe_loss(self) -> str:
+        """The first shard that has lost every up-to-date copy, in words; empty if there is none."""
         for shard, info in list(self._primaries.items()):
             if not self._living(info):
                 how = self._lost.get(shard, "its processes have died")
-                raise GiveUp(f"shard {shard} has no copy left that holds its pushes: {how}")
+                return f"shard {shard} has no copy left that holds its pushes: {how}"
+        return ""
 
     def lost_updates(self) -> list[str]:
         """Always empty: a death that the job survives costs no acknowledged push."""
@@ -234,8 +241,12 @@ class ReplicatedShards:
 
     def _keep(self) -> None:
         self._keep_coordinator()
+        lost, heard_at = self._describe_loss(), self._heard_at
         self._look()
         self._report_deaths()
+        # Judged by two answers: the coordinator may have found another copy after the first.
+        if lost and self._heard_at > heard_at and (loss := self._describe_loss()):
+            self._end_job(loss)
         for info in list(self._primaries.values()):
             if info.under_replicated and not self._waits(info.shard):
                 self._offer(info.shard)
@@ -243,6 +254,12 @@ class ReplicatedShards:
             self._separate_at = now + _SEPARATE_S
             for info in list(self._primaries.values()):
                 self._separate_copies(info)
+
+    def _end_job(self, loss: str) -> None:
+        """Have every client learn at once that the job cannot continue, and the remedy."""
+        assert self._resolver is not None
+        advice = remedy(None, None)
+        self._resolver.end_job(f"{loss[: LONGEST_TEXT - len(advice) - 2]}; {advice}")
 
     def _keep_coordinator(self) -> None:
         """Restart a dead coordinator, after a growing pause while none of them answers."""

@@ -94,12 +94,12 @@ class RestartingProcess:
         log: Logger,
         *,
         restart_enabled: bool = True,
-        given_up: Callable[[str], None] = lambda _: None,
+        given_up: Callable[[str, ProcessHandle], None] = lambda *_: None,
     ) -> None:
         """`child` serves already; `restart` starts the next process without waiting for it.
 
-        Each later process has `start_s` seconds to serve. `given_up` is called with the cause when
-        there will be no other process.
+        Each later process has `start_s` seconds to serve. `given_up` is called with the cause and
+        the last process when there will be no other.
         """
         self._given_up = given_up
         self.child = child
@@ -170,7 +170,7 @@ class RestartingProcess:
             while self._restart_until_served(self.child.wait()):
                 pass
             if self._failure is not None and not self._ending.is_set():
-                self._given_up(self._failure)
+                self._given_up(self._failure, self.child)
         except BaseException as error:  # whatever it is, `check` raises it
             cause = f"{type(error).__name__}: {error}"
             self._failure = f"{self.child.name} is not restarted: {cause}"

@@ -5,32 +5,37 @@ The code is shared by processes (processes.py) and Ray actors (ray_launcher.py).
 
 import secrets
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from ps.cluster import Cluster
 from ps.job_spec import make_cluster
-from ps.launch.child_protocol import ShardLaunch
+from ps.launch.child_protocol import RefusalLaunch, ShardLaunch
 from ps.launch.launch_plan import START_S, LaunchPlan, bind_again, recovery_s, remedy
 from ps.launch.process_handle import ProcessHandle
 from ps.launch.restart import RestartingProcess
 from ps.logs import logger
 from ps.process_owner import OwnerStack
-from ps.server.refusing_server import RefusingServer
 from ps.shared_memory.shm_files import temporary_folder
 from ps.wal.autosave import delete_autosaves
 from ps.wal.log_folder import LogFolder
-from shards.errors import BadInput
+from shards.errors import BadInput, DownpourError
+from shards.messages import LONGEST_TEXT
 from shards.spec import ShardSpec
 
 _NAMED = 8  # most shards named in one error
+_AGAIN_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+"""Pauses before attempts to answer for a dead shard: its port is free only when it is gone."""
 
 Start = Callable[[ShardLaunch, ProcessHandle | None], ProcessHandle]
 """Starts a shard without waiting for it: for the first time, or to replace one that has died."""
+Refuse = Callable[[RefusalLaunch, ProcessHandle], Callable[[], None]]
+"""Answers in place of a shard, whose last process is given; returns what ends that."""
 
 
 class SingleCopies:
@@ -96,12 +101,13 @@ class SingleCopies:
 
 @contextmanager
 def single_copies(
-    plan: LaunchPlan, start: Start, *, on_this_machine: bool
+    plan: LaunchPlan, start: Start, refuse: Refuse, *, on_this_machine: bool
 ) -> Iterator[SingleCopies]:
     """Start the shards of `plan` with `start`; end them on leaving.
 
-    `here`: they all run on this machine. Raises what a process's `endpoint` raises if it does not
-    serve, and BadInput if some shards have found weights in their WALs and others have not.
+    `refuse` answers in place of one that has died for good. `on_this_machine`: all run here. Raises
+    what a process's `endpoint` raises if it does not serve, and BadInput if some shards have found
+    weights in their WALs and others have not.
     """
     access, admission = plan.issue_keys()
     folders = [plan.durability.folder_for(plan.logs, spec.shard) for spec in plan.specs]
@@ -109,7 +115,8 @@ def single_copies(
     for folder in folders:
         if folder is not None and seen:
             LogFolder(Path(folder)).make()
-    with _saves_of(plan.specs, plan.autosave_s, on_this_machine=on_this_machine) as saves:
+    own_folders = plan.autosave_s > 0 or (admission is not None and not plan.durability.keeps_log)
+    with _folders_of(plan.specs, needed=own_folders, on_this_machine=on_this_machine) as saves:
         orders = [
             ShardLaunch(
                 spec,
@@ -125,29 +132,25 @@ def single_copies(
             )
             for spec, folder, saved in zip(plan.specs, folders, saves, strict=True)
         ]
-        with serving(
-            orders, start, remedy(plan.logs, plan.rollback_s) if on_this_machine else ""
-        ) as (
-            endpoints,
-            shards,
-        ):
+        advice = remedy(plan.logs, plan.rollback_s)
+        with serving(orders, start, refuse, advice) as (endpoints, shards):
             yield SingleCopies(make_cluster(plan.specs, endpoints, access), shards, plan)
 
 
 @contextmanager
 def serving(
-    orders: Sequence[ShardLaunch], start: Start, advice: str = ""
+    orders: Sequence[ShardLaunch], start: Start, refuse: Refuse, advice: str
 ) -> Iterator[tuple[list[str], Sequence[RestartingProcess]]]:
     """Run one process per order while the context lasts; yields the endpoints and processes.
 
-    If its order `restarts`, a process that dies is restarted on the same endpoint (restart.py).
-    With `advice`, a server of this process answers in place of one that has died for good.
+    If its order `restarts`, a process that dies is restarted on the same endpoint (restart.py). One
+    that has died for good is answered for by `refuse`, with the cause and the `advice`.
     """
-    refusing: list[RefusingServer] = []
+    ending, end_refusals = threading.Event(), list[Callable[[], None]]()
     children: list[ProcessHandle] = []
     shards: list[RestartingProcess] = []
     with OwnerStack() as stack:
-        stack.callback(lambda: _end(shards or children, refusing))
+        stack.callback(lambda: _end(shards or children, ending, end_refusals))
         for order in orders:
             # One at a time, so that the stack ends the earlier ones if the next does not start.
             children.append(start(order, None))  # noqa: PERF401  # see above
@@ -155,46 +158,46 @@ def serving(
         endpoints = [child.endpoint(until) for child in children]
         _check_all_or_none(orders, children)
         for order, child, endpoint in zip(orders, children, endpoints, strict=True):
+            again = replace(order, bind=bind_again(order.bind, endpoint))
 
-            def on_give_up(
-                cause: str, order: ShardLaunch = order, endpoint: str = endpoint
-            ) -> None:
-                if not advice or order.admission is not None:
-                    return
-                with suppress(BadInput):  # the port is taken: then clients wait, as for any silence
-                    refusing.append(_refusing(order, endpoint, f"{cause}; {advice}"))
+            def refuse_for(cause: str, last: ProcessHandle, again: ShardLaunch = again) -> None:
+                # The cause is cut, because an answer is short and the advice must be in it.
+                reason = f"{cause[: LONGEST_TEXT - len(advice) - 2]}; {advice}"
+                for pause_s in _AGAIN_S:
+                    if ending.wait(pause_s):
+                        return
+                    try:
+                        end_refusals.append(refuse(RefusalLaunch(again, reason), last))
+                    except DownpourError as error:
+                        logger(__name__).info("%s: nobody answers for it: %s", again.name, error)
+                    else:
+                        return
 
-            shards.append(_restarting(order, child, endpoint, start, on_give_up))
+            shards.append(_restarting(again, child, start, refuse_for))
         yield endpoints, shards
 
 
 def _end(
-    processes: Sequence[RestartingProcess | ProcessHandle], refusing: Sequence[RefusingServer]
+    processes: Sequence[RestartingProcess | ProcessHandle],
+    ending: threading.Event,
+    end_refusals: Sequence[Callable[[], None]],
 ) -> None:
+    ending.set()
     for process in processes:
         process.ask_to_end()
     for process in processes:
         process.end()
-    for server in refusing:
-        server.stop()
-
-
-def _refusing(order: ShardLaunch, endpoint: str, reason: str) -> RefusingServer:
-    """A server that answers at `endpoint`, as the shard of this order did, with the reason."""
-    return RefusingServer(
-        order.spec, bind_again(order.bind, endpoint), reason, order.transport
-    ).start()
+    for end_refusal in end_refusals:
+        end_refusal()
 
 
 def _restarting(
-    order: ShardLaunch,
+    again: ShardLaunch,
     child: ProcessHandle,
-    endpoint: str,
     start: Start,
-    given_up: Callable[[str], None],
+    given_up: Callable[[str, ProcessHandle], None],
 ) -> RestartingProcess:
-    again = replace(order, bind=bind_again(order.bind, endpoint))
-    spec = order.spec
+    spec = again.spec
     start_s = recovery_s(len(spec.keys), [table.rule for table in spec.tables])
     log = logger(__name__, job=spec.job, shard=spec.shard)
     return RestartingProcess(
@@ -202,7 +205,7 @@ def _restarting(
         lambda: start(again, child),
         start_s,
         log,
-        restart_enabled=order.restarts,
+        restart_enabled=again.restarts,
         given_up=given_up,
     )
 
@@ -233,20 +236,20 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 @contextmanager
-def _saves_of(
-    specs: Sequence[ShardSpec], rollback_s: float, *, on_this_machine: bool = False
+def _folders_of(
+    specs: Sequence[ShardSpec], *, needed: bool, on_this_machine: bool
 ) -> Iterator[list[str | None]]:
-    """Each shard's folder of autosaves, or None if it makes none; removed on leaving.
+    """Each shard's folder for its key and its autosaves, or None if not needed; removed on leaving.
 
     The paths are relative to the folder for temporary files of the machine where a shard runs.
-    Autosaves on this machine are removed however the shards ended. If all shards run `here` and
-    this process is killed, the next start on this machine removes them.
+    Folders on this machine are removed however the shards ended. If all shards run on this machine
+    and this process is killed, the next start here removes them.
     """
     with OwnerStack() as stack:
         job = f"downpour-{secrets.token_hex(16)}"
-        if on_this_machine and rollback_s:
+        if on_this_machine and needed:
             job = stack.enter_context(temporary_folder("saves")).name
-        folders = [f"{job}/shard-{spec.shard}" for spec in specs] if rollback_s else []
+        folders = [f"{job}/shard-{spec.shard}" for spec in specs] if needed else []
         for folder in folders:
             stack.callback(delete_autosaves, Path(tempfile.gettempdir()) / folder)
         yield [*folders] or [None] * len(specs)

@@ -3,7 +3,8 @@
 It decides nothing (coordinator.py does). It also holds a connection to each copy over which nothing
 is ever sent: when a process is killed, the kernel closes the connection within a moment, long
 before silence could prove the death. A client that has asked for the primaries is sent every change
-at once, until it has not asked for a while.
+at once, until it has not asked for a while. If the operator reports that a shard has lost every
+copy, that is sent to clients in the same way.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ from ps.transport.coordinator_messages import (
     AdmitCopies,
     AssignmentNotice,
     CoordinatorRequest,
+    EndJob,
     Heartbeat,
     LocatePrimaries,
     PrimaryInfo,
@@ -151,6 +153,7 @@ class CoordinatorServer(ServerThread):
         self._watches: dict[int, _Watch] = {}
         self._askers: dict[bytes, float] = {}
         self._published: list[PrimaryInfo] = []
+        self._ended = ""  # why the job has ended, as the operator reports it
 
     def _let_go(self) -> None:
         self._record.close()
@@ -208,9 +211,13 @@ class CoordinatorServer(ServerThread):
         if isinstance(message, AdmitCopies):
             if self._registry is not None:
                 self._registry.enter(message.copies)
+        elif isinstance(message, EndJob):
+            if message.reason != self._ended:
+                self._ended = message.reason
+                self._publish(self._primaries())
         elif isinstance(message, LocatePrimaries):
             self._askers[sender] = now + _ASKER_S
-            self._send(sender, PrimaryList(self._primaries()))
+            self._send(sender, PrimaryList(self._primaries(), self._ended))
         elif message.beat.shard in self._coordinator.groups:
             boot = message.beat.boot
             self._reports[boot] = sender, message
@@ -229,9 +236,12 @@ class CoordinatorServer(ServerThread):
                 self._send(self._reports[boot][0], AssignmentNotice(assignment, peers))
         primaries = self._primaries()
         if primaries != self._published:
-            self._published = primaries
-            for asker in self._askers:
-                self._send(asker, PrimaryList(primaries))
+            self._publish(primaries)
+
+    def _publish(self, primaries: list[PrimaryInfo]) -> None:
+        self._published = primaries
+        for asker in self._askers:
+            self._send(asker, PrimaryList(primaries, self._ended))
 
     def _primaries(self) -> list[PrimaryInfo]:
         # Computed now, not at the last tick: a backup may have been found since, and the operator
@@ -291,7 +301,7 @@ class CopyRegistry:
     the public half to the process that started it. So no secret is sent to a copy or by it, however
     it was started. The operator then registers that key under the copy's boot number.
 
-    - The operator's key may ask for the primaries, and register copies.
+    - The operator's key may ask for the primaries, register copies, and end the job.
     - The invitation's key may ask for the primaries: workers have it from the job's token.
     - A copy's key may send beats as that copy, with addresses that pin the same key. So no copy can
       speak for another, or lead clients or its peer to another process.
@@ -315,7 +325,7 @@ class CopyRegistry:
         match message:
             case LocatePrimaries():
                 good = key in (self._operator, self._invitation)
-            case AdmitCopies():
+            case AdmitCopies() | EndJob():
                 good = key == self._operator
             case Heartbeat():
                 pinned = {address_of(message.endpoint).key, address_of(message.peer).key}

@@ -49,10 +49,15 @@ class Invitation(msgspec.Struct, frozen=True):
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """The keys that a job's shards admit from the start; all are public halves."""
+    """The keys that a job's shards admit from the start; all are public halves.
+
+    Of a job that has `ended`, for the reason given here, every key is admitted: the server behind
+    it holds nothing, and answers whatever a client of the job asks with the reason.
+    """
 
     operator: str
     invitation: Invitation
+    ended: str = ""
 
 
 class Enrolment(msgspec.Struct, frozen=True):
@@ -106,7 +111,7 @@ class KeyRegistry:
     def admits(self, key: str) -> bool:
         """Return whether to admit a connection that has proved to hold `key`."""
         known = (self._admission.operator, self._admission.invitation.key)
-        return key in known or key in self._names
+        return key in known or key in self._names or bool(self._admission.ended)
 
     def is_invitation(self, key: str) -> bool:
         """Return whether `key` is the invitation's, which may only enrol other keys."""
@@ -119,6 +124,8 @@ class KeyRegistry:
         many have joined lately, Fenced if a later incarnation has joined, BadMessage for a key that
         is used otherwise.
         """
+        if self._admission.ended:
+            raise GiveUp(self._admission.ended)
         last = self._enrolments.get(worker)
         if last is not None and last.key == key:
             return False
@@ -165,6 +172,8 @@ class KeyRegistry:
 
     def check(self, key: str, message: Message, now: float) -> None:
         """Raise BadMessage unless the holder of `key` may send this, Fenced if it was replaced."""
+        if self._admission.ended:
+            return
         if key == self._admission.operator:
             self.note_operator(now)
             return

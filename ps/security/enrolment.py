@@ -24,14 +24,14 @@ import zmq
 from ps.cluster import Cluster
 from ps.logs import logger
 from ps.security.authorization import Admission, Enrolments, KeyRegistry
-from ps.security.handshake_diagnostics import HandshakeProbe
+from ps.security.handshake_diagnostics import HandshakeFault, HandshakeProbe
 from ps.security.keys import KeyPair, address_of
 from ps.session.events import Unreachable
 from ps.snapshots import checked_json
 from ps.snapshots.private_files import replace_private
 from shards import wire_format
 from shards.errors import UNDECODABLE, BadInput, DownpourError, GiveUp, Retry
-from shards.messages import Count, Name, Text
+from shards.messages import LONGEST_TEXT, Count, Name, Text
 from shards.wire_format import Buffer
 
 _REPEAT_S = 2.0
@@ -73,9 +73,9 @@ def answer(registry: KeyRegistry, parts: Sequence[Buffer], now: float) -> tuple[
         asked = wire_format.decode(b"".join(map(bytes, parts[:1])), _ASKED)
         new = registry.enrol(asked.worker, asked.incarnation, asked.key, now)
     except Retry as error:
-        return wire_format.encode_state(Later(str(error)[:256])), False
+        return wire_format.encode_state(Later(str(error)[:LONGEST_TEXT])), False
     except DownpourError as error:
-        return wire_format.encode_state(Rejected(str(error)[:256])), False
+        return wire_format.encode_state(Rejected(str(error)[:LONGEST_TEXT])), False
     return wire_format.encode_state(Enrolled()), new
 
 
@@ -126,7 +126,8 @@ class EnrolmentRequest:
     def check(self) -> None:
         """Raise GiveUp if the handshake has failed: waiting would not help."""
         if fault := self._link.fault():
-            raise GiveUp(f"shard {self.shard} at {address_of(self.endpoint).plain}: {fault}")
+            where = address_of(self.endpoint).plain
+            raise HandshakeFault(f"shard {self.shard} at {where}: {fault}")
 
     def close(self) -> None:
         self._link.unregister(self._poller)

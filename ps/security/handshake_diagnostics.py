@@ -13,11 +13,16 @@ from zmq.utils.monitor import recv_monitor_message
 from ps.closing_context import ClosingContext
 from ps.security.keys import KeyPair, address_of, expect
 from ps.socket_context import SocketContext
+from shards.errors import GiveUp
 
 _POLL_S = 1.0  # time to connect
 _WORD_S = 5.0  # time for the other side's part of the handshake, once connected
 _STEP_S = 0.1
 _BROKEN_OFF = 3  # times: a single one may be a link that was cut just then
+
+
+class HandshakeFault(GiveUp):
+    """A handshake fails, so no message is exchanged: waiting does not help."""
 
 
 class HandshakeProbe(ClosingContext):

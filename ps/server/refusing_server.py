@@ -5,6 +5,10 @@ Workers and readers in other processes would otherwise wait for their whole pati
 
 import time
 
+from msgspec.structs import replace
+
+from ps.security.authorization import Admission
+from ps.security.keys import KeyPair
 from ps.server.server import ShardServer
 from ps.transport.transports import Transport
 from shards.errors import GiveUp
@@ -20,9 +24,24 @@ class RefusingServer(ShardServer):
         bind: str,
         reason: str,
         transport: Transport,
+        admission: Admission | None = None,
+        keys: KeyPair | None = None,
     ) -> None:
-        """Bind at once; raises BadInput if the address is taken."""
-        super().__init__(spec, time.time_ns() // 1000, bind, transport, plaintext=True)
+        """Bind at once; raises BadInput if the address is taken.
+
+        With `admission` it proves `keys`, which must be those of the dead shard: its clients expect
+        them. It admits every key, also of workers that only the dead shard had enrolled.
+        """
+        ended = None if admission is None else replace(admission, ended=reason)
+        super().__init__(
+            spec,
+            time.time_ns() // 1000,
+            bind,
+            transport,
+            admission=ended,
+            plaintext=admission is None,
+            keys=keys,
+        )
         self._reason = GiveUp(reason)
 
     def _take_turn(self) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from shards import wire_format
-from shards.messages import Count, Name
+from shards.messages import Count, Name, Text
 from shards.replication_messages import Assignment, Beat, Epoch, ToPeer
 from shards.wire_format import Buffer
 
@@ -50,6 +50,13 @@ class AdmitCopies(msgspec.Struct, frozen=True, tag="admit", forbid_unknown_field
     copies: dict[int, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]]
 
 
+class EndJob(msgspec.Struct, frozen=True, tag="end", forbid_unknown_fields=True):
+    """The operator reports that the job cannot continue, with the reason for its clients."""
+
+    job: Name
+    reason: Text
+
+
 class AssignmentNotice(msgspec.Struct, frozen=True, tag="word", forbid_unknown_fields=True):
     """The coordinator's assignment, and the peer addresses of the copies that it names."""
 
@@ -74,12 +81,16 @@ class PrimaryInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PrimaryList(msgspec.Struct, frozen=True, tag="seats", forbid_unknown_fields=True):
-    """The answer to `LocatePrimaries`: every shard with a known primary that has reported."""
+    """The answer to `LocatePrimaries`: every shard with a known primary that has reported.
+
+    If the job has `ended`, for the reason given here, no shard will be served again.
+    """
 
     primaries: list[PrimaryInfo] = msgspec.field(name="seats")
+    ended: Text = ""
 
 
-CoordinatorRequest = Heartbeat | LocatePrimaries | AdmitCopies
+CoordinatorRequest = Heartbeat | LocatePrimaries | AdmitCopies | EndJob
 
 _PEER_MESSAGE = msgspec.msgpack.Decoder(PeerMessage)
 _REQUEST: msgspec.msgpack.Decoder[CoordinatorRequest] = msgspec.msgpack.Decoder(CoordinatorRequest)

@@ -16,7 +16,7 @@ from ps.security.handshake_diagnostics import fault_at
 from ps.security.keys import KeyPair, address_of, expect
 from ps.socket_context import SocketContext
 from ps.transport import coordinator_messages
-from ps.transport.coordinator_messages import AdmitCopies, LocatePrimaries, PrimaryInfo
+from ps.transport.coordinator_messages import AdmitCopies, EndJob, LocatePrimaries, PrimaryInfo
 from ps.transport.socket_options import NOTICE_THE_DEAD
 from shards.errors import BadInput, BadMessage, GiveUp
 
@@ -42,6 +42,7 @@ class PrimaryResolver:
         self._job, self._key_pair, self._coordinator = cluster.job, keys, cluster.coordinator
         self._question = msgspec.msgpack.encode(LocatePrimaries(cluster.job))
         self._asked_at = -ASK_S
+        self._ended = ""
         self.primaries: dict[int, PrimaryInfo] = {}
         self.socket = context.socket(zmq.DEALER)
         for option, value in (
@@ -62,6 +63,19 @@ class PrimaryResolver:
             raise BadInput(
                 "coordinator", expected="tcp://HOST:PORT", got=f"{cluster.coordinator!r} ({text})"
             ) from None
+
+    def check_running(self) -> None:
+        """Raise GiveUp with the reason if the coordinator has said that the job has ended."""
+        if self._ended:
+            raise GiveUp(self._ended)
+
+    def end_job(self, reason: str) -> None:
+        """Have the coordinator answer all clients that the job has ended, in up to 256 characters.
+
+        Repeat it, because the coordinator may be restarted.
+        """
+        with contextlib.suppress(zmq.Again):
+            self.socket.send(msgspec.msgpack.encode(EndJob(self._job, reason)), zmq.NOBLOCK)
 
     def check(self) -> None:
         """Raise GiveUp where the handshake itself fails, because waiting does not help."""
@@ -94,7 +108,9 @@ class PrimaryResolver:
         heard = False
         while self.socket.poll(0 if heard else int(timeout_s * 1000)):
             with contextlib.suppress(BadMessage):
-                for info in coordinator_messages.decode_primaries(self.socket.recv()).primaries:
+                answer = coordinator_messages.decode_primaries(self.socket.recv())
+                self._ended = answer.ended
+                for info in answer.primaries:
                     known = self.primaries.get(info.shard)
                     if known is None or info.epoch >= known.epoch:
                         self.primaries[info.shard] = info
@@ -119,7 +135,7 @@ def as_led(cluster: Cluster, keys: KeyPair | None, timeout_s: float) -> Cluster 
     """This cluster with the endpoints of the primaries that serve now.
 
     None when the coordinator does not answer within `timeout_s`; raises GiveUp where it rejects
-    this process or fails its own authentication.
+    this process or fails its own authentication, or reports that the job has ended.
     """
     with SocketContext() as context:
         resolver = PrimaryResolver(cluster, context, keys)
@@ -127,6 +143,7 @@ def as_led(cluster: Cluster, keys: KeyPair | None, timeout_s: float) -> Cluster 
             if not resolver.poll(timeout_s):
                 resolver.check()
                 return None
+            resolver.check_running()
             return msgspec.structs.replace(
                 cluster, endpoints=tuple(resolver.replace_endpoints(cluster.endpoints))
             )

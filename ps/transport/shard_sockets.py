@@ -17,7 +17,7 @@ import zmq
 
 from ps.cluster import Cluster
 from ps.security.enrolment import EnrolmentRequest, WorkerCredentials
-from ps.security.handshake_diagnostics import fault_at
+from ps.security.handshake_diagnostics import HandshakeFault, fault_at
 from ps.security.keys import KeyPair, address_of, expect
 from ps.shared_memory.worker_side import WorkerSide
 from ps.socket_context import SocketContext
@@ -153,14 +153,15 @@ class Links:
         """Where the coordinator says that the shards are; `endpoints` if it does not answer."""
         if self._resolver is None:
             return endpoints
-        if self._resolver.poll(_FIRST_WORD_S):
-            return self._resolver.replace_endpoints(endpoints)
         try:
-            self._resolver.check()
+            if self._resolver.poll(_FIRST_WORD_S):
+                self._resolver.check_running()
+            else:
+                self._resolver.check()
         except GiveUp:
             self._context.destroy(linger=0)
             raise
-        return endpoints
+        return self._resolver.replace_endpoints(endpoints)
 
     def follow(self, endpoints: Sequence[str]) -> None:
         """Direct the links of shards that have moved to their new `endpoints`; see `changes`."""
@@ -330,7 +331,7 @@ class Links:
             missing = unreached.intersection(stripes)
             if missing and (fault := fault_at(self.endpoints[shard], self._key_pair)):
                 where = address_of(self.endpoints[shard]).plain
-                raise GiveUp(f"shard {shard} at {where}: {fault}")
+                raise HandshakeFault(f"shard {shard} at {where}: {fault}")
 
     def round_trip_s(self, shard: int, message: Message, timeout_s: float) -> float:
         """The time until `message` is answered, at most `timeout_s`; other answers are dropped.
@@ -387,13 +388,15 @@ class Links:
         """The messages that arrive within `timeout_s`: waits for at least one, then takes all that
         wait, up to `at_once` of each connection.
 
-        It may return early with nothing, because a link has moved.
+        It may return early with nothing, because a link has moved. Raises GiveUp with the reason
+        if the coordinator reports that the job has ended.
         """
         if self._resolver is not None:
             self._resolver.ask()
             timeout_s = min(timeout_s, ASK_S)
         ready = self._await(timeout_s)
         if self._resolver is not None and self._resolver.listen():
+            self._resolver.check_running()
             self.follow(self._resolver.replace_endpoints(self.endpoints))
         if self._joining:
             self._finish_enrolments()

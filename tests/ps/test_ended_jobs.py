@@ -230,24 +230,58 @@ def test_a_final_death_names_its_remedy() -> None:
         me.abort()
 
 
-def test_a_final_death_is_answered_to_workers_of_other_processes() -> None:
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_final_death_is_answered_to_workers_of_other_processes(secure: bool) -> None:
     """Whoever asks at the dead shard's place learns the cause and the remedy, not after patience.
 
-    The connected job knows of no file and no process: only of the address.
+    The connected job knows of no file and no process: only of the address. Under CURVE the answer
+    comes under the dead shard's key, also to a worker that only the dead shard had enrolled.
     """
     text = (
         "shard 1 has died: its process was ended by signal 9 (Killed); the job has ended: with"
         ' rollback_s=10 such a shard continues from an autosave, with durability="process"'
         " without a loss"
     )
-    with ps.start(PARAMS, shards=2, rollback_s=0) as job:
+    with ps.start(PARAMS, shards=2, rollback_s=0, secure=secure) as job:
         endless = {"patience_s": float("inf")}
         with ps.connect(job.address, token=job.token) as other:
             me, reader = other.worker("w0", **endless), other.reader(**endless)  # type: ignore[arg-type]
             me.pull()
             os.kill(job._hosts[0].pids[1], signal.SIGKILL)  # type: ignore[attr-defined]  # of SingleCopies
-            for use in (me.pull, reader.pull, other.status, lambda: other.worker("w1")):
+            uses: list[Any] = [me.pull, reader.pull, lambda: other.worker("w1")]
+            for use in uses if secure else [*uses, other.status]:  # which needs the operator's key
                 with pytest.raises(errors.GiveUp) as caught:
                     use()
+                assert type(caught.value) is errors.GiveUp
                 assert str(caught.value).endswith(text)
+            address_of_dead = job.address.split(",")[1]
+            with pytest.raises(errors.GiveUp) as caught:
+                ps.connect(address_of_dead, token=job.token)
+            assert str(caught.value).endswith(text)
+            me.abort()
+
+
+@pytest.mark.timeout(400)
+def test_the_loss_of_both_copies_is_answered_to_workers_of_other_processes() -> None:
+    """Clients of a replicated job under CURVE learn from the coordinator that no copy is left.
+
+    Also those that come later, and after the coordinator itself was restarted.
+    """
+    with ps.start(PARAMS, durability="replicated", secure=True) as job:
+        hosts = job._hosts[0]
+        endless = {"patience_s": float("inf")}
+        with ps.connect(job.cluster.for_workers()) as other:
+            me, reader = other.worker("w0", **endless), other.reader(**endless)  # type: ignore[arg-type]
+            me.pull()
+            for copy in ("shard 0 primary", "shard 0 backup"):
+                os.kill(hosts.pids[copy], signal.SIGKILL)  # type: ignore[attr-defined]  # of ReplicatedShards
+            lost = "shard 0 has no copy left that holds its pushes: shard 0 has died: .*; "
+            remedy = "the job has ended: continue from a snapshot, if there is one, with resume=..."
+            uses: list[Any] = [me.pull, reader.pull, lambda: other.worker("w1", **endless)]  # type: ignore[arg-type]
+            for use in uses:
+                with pytest.raises(errors.GiveUp, match=lost + re.escape(remedy)):
+                    use()
+            os.kill(hosts.pids["coordinator"], signal.SIGKILL)  # type: ignore[attr-defined]
+            with pytest.raises(errors.GiveUp, match=lost + re.escape(remedy)):
+                other.worker("w2", **endless)  # type: ignore[arg-type]
             me.abort()

@@ -74,7 +74,7 @@ def test_each_process_in_turn(hosts: ReplicatedShards) -> None:
 
 @pytest.mark.timeout(400)
 def test_the_loss_of_both_copies_is_told(hosts: ReplicatedShards) -> None:
-    """`check` reports that the shard is lost, and how; no empty process takes its place."""
+    """`check` and clients report that the shard is lost; no empty process takes its place."""
     pids = [hosts.pids[part] for part in (PRIMARY, BACKUP)]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -83,6 +83,11 @@ def test_the_loss_of_both_copies_is_told(hosts: ReplicatedShards) -> None:
     )
     with pytest.raises(GiveUp, match=r"^shard 0 has no copy left that holds its pushes: "):
         hosts.check()
+    with (
+        pytest.raises(GiveUp, match=r"^shard 0 has no copy left .*; the job has ended: continue f"),
+        ps.AdminClient(hosts.cluster, patience_s=float("inf")) as console,
+    ):
+        console.read()
 
 
 @pytest.mark.parametrize("silence_s", [0.0, 0.1, 60.0, float("nan"), float("inf")])

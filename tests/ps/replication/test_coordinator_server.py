@@ -10,6 +10,7 @@ from ps.transport import coordinator_messages
 from ps.transport.coordinator_messages import (
     AdmitCopies,
     CoordinatorRequest,
+    EndJob,
     Heartbeat,
     LocatePrimaries,
 )
@@ -44,6 +45,7 @@ def test_who_is_let_in(roll: CopyRegistry) -> None:
     [
         (LocatePrimaries("job"), {OPERATOR, TOKEN}),
         (AdmitCopies("job", {3: NOBODY}), {OPERATOR}),
+        (EndJob("job", "no copy is left"), {OPERATOR}),
         (report(1, ONE, ONE), {ONE}),
         (report(2, TWO, TWO), {TWO}),
         (report(1, TWO, TWO), set()),
