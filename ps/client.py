@@ -18,6 +18,7 @@ each thread needs a client of its own.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
+from os import getpid
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
@@ -47,7 +48,7 @@ from ps.transport.striping import MAX_STRIPES
 from ps.transport.transports import Transport, transport_named
 from shards import argument_checks
 from shards.buffer_pool import Allocator, heap_allocator
-from shards.errors import BadInput, Fenced
+from shards.errors import BadInput, DownpourError, Fenced
 from shards.messages import MAX_IN_FLIGHT, MAX_SAMPLES, MAX_STEPS, Pull, Push
 
 _BRIEF_S = 1e-4  # after a shorter absence, arrivals have not waited long enough to matter
@@ -60,15 +61,22 @@ Returned = TypeVar("Returned")
 def _by_one_thread(
     method: "Callable[Concatenate[Client, Params], Returned]",
 ) -> "Callable[Concatenate[Client, Params], Returned]":
-    """The method, refused while another thread is in a call: the two would mix up answers."""
+    """The method, refused while another thread is in a call: the two would mix up answers.
+
+    Its errors name the worker.
+    """
 
     @wraps(method)
     def call_guarded(client: "Client", /, *args: Params.args, **options: Params.kwargs) -> Returned:
-        client._check_process()
+        if getpid() != client.opener.pid:  # as `check_process`, whose calls cost time at each push
+            client.check_process()
         if not client._user.acquire(blocking=False):
             raise client._misuse_error("it is in use by another thread; make one for each thread")
         try:
             return method(client, *args, **options)
+        except DownpourError as error:
+            error.worker = error.worker or client.worker
+            raise
         finally:
             client._user.release()
 
@@ -144,7 +152,7 @@ class Client(BoundToProcess):
             "allocate", allocate, "a function from a number of floats to an array"
         )
         self.worker, self.incarnation = worker, incarnation
-        self._opener = Opener()
+        self.opener = Opener()
         self._user = RLock()  # held by the thread that is in a call
         self.layout, self.times = cluster.layout, Times()
         self._tables = cluster.layout.names
@@ -319,7 +327,7 @@ class Client(BoundToProcess):
         now = time.monotonic()
         self.times.network_s += now - started - (self.times.serialise_s - before)
         request, sends = self._current.session.push(
-            gradient if self._compresses else self._arenas.place_in_memory(gradient),
+            self._arenas.place_in_memory(gradient) if self._places else gradient,
             self._versions(read_versions) if self._resharded else read_versions,
             clock=self.clock + ticks,
             step=self.step + steps,
@@ -360,16 +368,14 @@ class Client(BoundToProcess):
     @_by_one_thread
     def wait(self, until: Callable[[], bool], timeout_s: float) -> bool:
         """Handle what arrives until `until()`, or for `timeout_s` seconds; returns `until()`."""
-        argument_checks.function("wait: until", until, "a function without arguments")
-        timeout_s = argument_checks.seconds("wait: timeout_s", timeout_s, zero=True)
         started, before = self._enter(None), self.times.serialise_s
         end_by = started + timeout_s
-        while not until() and (left_s := end_by - time.monotonic()) > 0:
+        while not (reached := until()) and (left_s := end_by - time.monotonic()) > 0:
             self._turn(left_s)
         now = time.monotonic()
         self.times.network_s += now - started - (self.times.serialise_s - before)
         self._pacing.leave(now)
-        return until()
+        return reached
 
     # --- for a caller that waits elsewhere: an event loop ----------------------------------------
 
@@ -414,7 +420,9 @@ class Client(BoundToProcess):
         without a copy. Zeroing costs time; without `zeroed` the content is arbitrary, so write
         every float of it, padding included.
         """
-        self._check_process()  # a fork would write into the memory that its parent shares
+        # A fork would write into the memory that its parent shares.
+        if getpid() != self.opener.pid:
+            self.check_process()
         array = self._arenas.take()
         if zeroed:
             array.fill(0)
@@ -465,7 +473,7 @@ class Client(BoundToProcess):
 
     def write_requested_state(self) -> None:
         """Write this worker's state if a snapshot wants it; pulls and pushes do so, too."""
-        self._check_process()
+        self.check_process()
         if self._residual_writer is not None and self._residual_writer.requested:
             self._write_residual()
 
@@ -496,7 +504,7 @@ class Client(BoundToProcess):
 
         In a process forked off the one that made the client it does nothing, as `abort`.
         """
-        if self._opener.is_this_process and not self._closed:
+        if self.opener.is_this_process and not self._closed:
             self._leave()
 
     @_by_one_thread
@@ -514,7 +522,7 @@ class Client(BoundToProcess):
 
     def abort(self) -> None:
         """Drop the connections as a crash would; the others wait until the lease expires."""
-        if not self._opener.is_this_process:
+        if not self.opener.is_this_process:
             return
         self._closed = True
         self._current.close()
@@ -552,6 +560,8 @@ class Client(BoundToProcess):
         sharing = connection.connection.sharing
         self._resharded = connection.cluster.map.epoch > self._first_epoch
         self._pacing.begin(self._size, shared=sharing is not None)
+        # A compressed gradient is encoded into arrays of the session's own.
+        self._places = sharing is not None and connection.session.encoder.feedback is None
         self._arenas.turn_to(connection.cluster.map, sharing)
         self._current = connection
 
@@ -654,9 +664,10 @@ class Client(BoundToProcess):
             self._write_residual()
         return now
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raise BadInput in a fork of the process that opened the client."""
         try:
-            self._opener.check(f"worker {self.worker}", "open another with job.worker(...)")
+            self.opener.check(f"worker {self.worker}", "open another with job.worker(...)")
         except BadInput as error:
             error.worker = self.worker
             raise

@@ -121,7 +121,9 @@ class Structure:
         zeros. An array that already is the tensor's own memory is not copied. Raises BadInput for
         another structure, shape, or a dtype that is no float; `into` may then be half written.
         """
-        for leaf, array in zip(self._leaves, _arrays(value, self._shape_of, ()), strict=True):
+        # A lone array needs no generator, which is a call for each array and one more.
+        arrays = (value,) if self._shape_of is None else _arrays(value, self._shape_of, ())
+        for leaf, array in zip(self._leaves, arrays, strict=True):
             target = into[leaf.name]
             if array is None:
                 target.fill(0)

@@ -44,7 +44,8 @@ class TableViews:
     def name(self, table: str | None) -> str:
         """The name of a table, which may be left out for the only one; raises BadInput."""
         if table is None and len(self._slices) == 1:
-            return self.first
+            (only,) = self._slices
+            return only
         if not isinstance(table, str) or table not in self._slices:
             error = argument_checks.wrong("table", f"one of {', '.join(self._slices)}", table)
             error.table = table if isinstance(table, str) else None
@@ -71,7 +72,7 @@ class TableViews:
 
         Raises BadInput naming the table and the array.
         """
-        name = self.name(table)
+        name = self.name(None) if table is None else table
         slices = self._slices[name]
         try:
             slices.structure.write(value, _tensors(slices, arena))
@@ -120,4 +121,7 @@ def _slices_of(table: DenseTable, structure: Structure, base: int) -> _TableSlic
 
 
 def _tensors(slices: _TableSlices, arena: Floats) -> dict[str, Floats]:
-    return {name: arena[part].reshape(shape) for name, part, shape in slices.tensors}
+    tensors: dict[str, Floats] = {}
+    for name, part, shape in slices.tensors:  # a loop: until Python 3.12 a comprehension is a call
+        tensors[name] = arena[part].reshape(shape)
+    return tensors

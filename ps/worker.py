@@ -17,9 +17,8 @@ The worker is a thin layer over `Client`, which it gives arrays in the user's ow
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import isfinite
+from os import getpid
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -88,10 +87,10 @@ class AckFuture(BoundToProcess):
 
         The push is not lost then: the worker continues to repeat it.
         """
-        timeout_s = argument_checks.seconds("timeout_s", timeout_s, zero=True)
+        if timeout_s != RESULT_S:
+            timeout_s = argument_checks.seconds("timeout_s", timeout_s, zero=True)
         if self._ack is None:
-            with self._worker._naming_errors():
-                self._worker.client.wait(self.done, timeout_s)
+            self._worker.client.wait(self.done, timeout_s)
         if self._ack is None:
             error = Retry(
                 f"worker {self._worker.name}: push {self.seq} is not acknowledged after"
@@ -100,19 +99,6 @@ class AckFuture(BoundToProcess):
             error.worker = self._worker.name
             raise error
         return self._ack
-
-    def resolve(self, event: events.Pushed) -> None:
-        """Every shard has acknowledged the push."""
-        age_s = time.monotonic() - self._pulled_at
-        self._ack = PushAck(
-            event.seq,
-            event.versions,
-            event.staleness,
-            age_s,
-            event.duplicates > 0,
-            event.scale,
-            event.dropped > 0,
-        )
 
 
 class Worker(BoundToProcess):
@@ -173,23 +159,19 @@ class Worker(BoundToProcess):
         """The transport of the arrays to and from each shard: `shm`, `ipc` or `tcp`."""
         return self.client.transports
 
-    @contextmanager
-    def _naming_errors(self) -> Iterator[None]:
-        """Errors of this block name the worker."""
-        try:
-            yield
-        except DownpourError as error:
-            error.worker = error.worker or self.name
-            raise
-
     def step(self, *, samples: int = 0) -> "WorkerStep":
         """One step: pull, compute, push, and one tick of the clock.
 
         `samples` counts the examples in it, for the records. All gradients that the step was given
         are sent on leaving the block, as one push.
         """
-        with self._naming_errors():
-            return WorkerStep(self, argument_checks.whole("samples", samples, 0))
+        if type(samples) is not int or samples < 0:
+            try:
+                samples = argument_checks.whole("samples", samples, 0)
+            except BadInput as error:
+                error.worker = self.name
+                raise
+        return WorkerStep(self, samples)
 
     def pull(self, *, timeout_s: float = PULL_S) -> Any:
         """The weights outside a step, for evaluation, in the structures that were given.
@@ -200,8 +182,7 @@ class Worker(BoundToProcess):
         It waits at the staleness bound as the next step would, and raises `ps.errors.ClockTimeout`
         after `timeout_s` seconds there.
         """
-        with self._naming_errors():
-            return self._views.build(None, self.client.pull(timeout_s=timeout_s).weights)
+        return self._views.build(None, self.client.pull(timeout_s=timeout_s).weights)
 
     def flush(self) -> None:
         """Wait until every push is acknowledged by every shard.
@@ -209,8 +190,7 @@ class Worker(BoundToProcess):
         Raises `ps.errors.Unreachable` when a shard is silent for the worker's `patience_s`, and
         BadInput for a gradient that a shard has refused.
         """
-        with self._naming_errors():
-            self.client.flush()
+        self.client.flush()
 
     def save(self, path: str | Path) -> None:
         """Flush, then write the residual of compressed pushes to a file, for `restore`.
@@ -251,7 +231,9 @@ class Worker(BoundToProcess):
     def _on_acknowledged(self, event: events.Pushed) -> None:
         future = self._unacknowledged.pop(event.seq, None)
         if future is not None:
-            future.resolve(event)
+            age_s = time.monotonic() - future._pulled_at
+            shares = event.duplicates > 0, event.scale, event.dropped > 0
+            future._ack = PushAck(event.seq, event.versions, event.staleness, age_s, *shares)
 
     def _pull(self, timeout_s: float) -> PulledWeights:
         client = self.client
@@ -372,17 +354,19 @@ class WorkerStep(BoundToProcess):
         drop the first: add the gradients up, as in the arrays of `gradients`, or take a step each.
         """
         name = self._views.name(None if gradient is _NOTHING else table)
-        self._check_open()
+        arena = self._gradients()
         if name in self._pushed:
             raise self._misuse_error(
                 f"table {name} already has a gradient in this step; expected one push to a table in"
                 " a step: add the gradients up, or take a step for each"
             )
-        self._views.write(name, table if gradient is _NOTHING else gradient, self._gradients())
+        self._views.write(name, table if gradient is _NOTHING else gradient, arena)
         self._pushed.add(name)
 
     def _check_open(self) -> None:
-        self._worker.client._check_process()
+        client = self._worker.client
+        if getpid() != client.opener.pid:
+            client.check_process()
         if self._ended:
             raise self._misuse_error("the step has ended; expected another")
 
@@ -401,16 +385,20 @@ class WorkerStep(BoundToProcess):
         """Push what the step was given; a step that was given nothing only ticks the clock."""
         if self._pulled is None:
             self.pull(self._views.first)
-        gradients = self._views.sections(self._pushed, self._gradients()) if self._pushed else {}
-        loss = argument_checks.loss_of("step: loss", self.loss)
-        for name in self._pushed:
-            self._check_finite(name, loss)
+        loss: float = self.loss
+        gradients: Gradients = {}
+        if type(loss) is not float:
+            loss = argument_checks.loss_of("step: loss", loss)
+        if self._arena is not None:
+            gradients = self._views.sections(self._pushed, self._arena)
+            for name in self._pushed:
+                self._check_finite(name, self._arena, loss)
         self._ack = self._worker._push(gradients, self._samples, loss, self._pulled_at)
 
-    def _check_finite(self, table: str, loss: float) -> None:
+    def _check_finite(self, table: str, arena: Floats, loss: float) -> None:
         """Raise BadInput, before anything is sent, naming the array that holds NaN or infinity."""
         try:
-            self._views.check_finite(table, self._gradients())
+            self._views.check_finite(table, arena)
         except BadInput as error:
             if isfinite(loss):
                 raise

@@ -86,19 +86,20 @@ class Buffers:
         if not free:
             free.append(self._allocate(self.size))
             self._all.append(free[0])
-        self._shrink(free)
-        return free[0]
-
-    def _shrink(self, free: list[NDArray[np.float32]]) -> None:
-        """Drop the buffers that stayed unused in the last `_LATELY` calls of `take`, except one."""
         idle = len(free) - 1
-        self._idle = idle if self._idle is None else min(self._idle, idle)
+        if self._idle is None or idle < self._idle:
+            self._idle = idle
         self._takes += 1
         if self._takes % _LATELY == 0:
-            # By identity, because `in` would compare the elements of arrays.
-            surplus = [id(buffer) for buffer in free[1:][: max(0, self._idle - 1)]]
-            self._all = [buffer for buffer in self._all if id(buffer) not in surplus]
-            self._idle = None
+            self._shrink(free[1:][: max(0, self._idle - 1)])
+        return free[0]
+
+    def _shrink(self, surplus: list[NDArray[np.float32]]) -> None:
+        """Drop the buffers that stayed unused in the last `_LATELY` calls of `take`, except one."""
+        # By identity, because `in` would compare the elements of arrays.
+        dropped = [id(buffer) for buffer in surplus]
+        self._all = [buffer for buffer in self._all if id(buffer) not in dropped]
+        self._idle = None
 
     def __len__(self) -> int:
         return len(self._all)

@@ -6,11 +6,18 @@ which is kept for the next time. While the shard is idle, `prepare` copies the s
 piece; the next push copies what is left before it is applied. So reading a state blocks no worker,
 and the push after it waits only if it comes at once.
 
+Several pushes under an additive rule, such as plain SGD, are applied in one pass. One after another
+they would read and write all weights once each; an update by the sum of the gradients has the same
+result, up to rounding. The sum is computed piece by piece, so that each piece is used while it is
+in the cache. The norm of each gradient is computed in the same pass, for a single push too. If one
+is not finite, the result is dropped and nothing has changed, because an additive rule has no slots.
+
 A push that leaves the table out changes neither weights nor slots here, and does not count: a rule
 with a bias correction, such as Adam, counts the updates of its own table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -19,22 +26,23 @@ from numpy.typing import NDArray
 
 from cupy_kernels import backends
 from cupy_kernels.backends import HOST, Backend
-from cupy_kernels.updates import squared_norm
+from cupy_kernels.updates import sgd_measured, squared_norm
 from shards import payloads, pull_encodings, zstd_frames
-from shards.batched_apply import FusedApply, may_be_summed
 from shards.buffer_pool import Buffers, are_unshared
 from shards.delta_pulls import KINDS, DeltaViews
 from shards.errors import BadInput, BadMessage
 from shards.messages import AskedPart, Kind, Part, PulledPart
 from shards.pull_encodings import PullEncodings
+from shards.rules import SGD, Decay, cover_gaps
 from shards.shard_state import WEIGHTS, Arrays, past_names
 from shards.spec import ShardSpec, TableSpec
-from shards.tables import Section, segments
+from shards.tables import RateRun, Section, segments
 from shards.wire_format import Buffer
 
 Floats = NDArray[np.float32]
 
 _PIECE = 1 << 19  # floats of each slot, 2 MB: a push waits for at most one piece, about 0.2 ms
+_SUM_PIECE = 1 << 19  # floats of each array that are in the cache at once when pushes are summed
 
 
 class DensePart:
@@ -49,7 +57,7 @@ class DensePart:
         self.keys = section.keys
         self.size = len(section.keys)
         self.count = self.buffered = 0
-        self.sums = backend == HOST and may_be_summed(spec.rule, spec.decay)
+        self.sums = backend == HOST and spec.rule.additive and spec.decay.weight == 0
         self.max_squares = spec.guard.max_squares
         self._where = slice(base, base + self.size)
         self._backend = backend
@@ -63,7 +71,10 @@ class DensePart:
         if shard.deltas:  # the workers have applied their own multipliers
             plain = {"lr_mult": 1.0, "decay_mult": 0.0}
             self._segments = tuple(structs.replace(run, **plain) for run in self._segments)
-        self._one_pass = FusedApply(self._segments, self.size) if self.sums else None
+        if self.sums:
+            self._pieces = list(_cut_pieces(self._segments, self.size, _SUM_PIECE))
+            # One array for all pieces and pushes: fresh memory at each push costs page faults.
+            self._sum = np.empty(min(_SUM_PIECE, self.size), np.float32)
         self._decoded = Buffers(self.size)
         self._encoded = PullEncodings()
         self._views = DeltaViews()
@@ -103,13 +114,15 @@ class DensePart:
         read: Floats | None,
     ) -> list[float]:
         """Write the section's next version into `out`, and advance its slots."""
-        where = self._where
-        if self._one_pass is not None:
-            section, target = weights[where], out[where]
-            return self._one_pass.apply(self.spec.rule, section, gradients, target, rate)
+        where, rule = self._where, self.spec.rule
+        if self.sums:
+            # One compiled loop reads a single gradient once for both the norm and the update.
+            if len(gradients) == 1 and isinstance(rule, SGD):
+                runs = cover_gaps(self._segments, self.size, rate)
+                return [sgd_measured(weights[where], gradients[0], out[where], runs)]
+            return self._apply_sum(weights[where], gradients, out[where], rate)
         (gradient,) = gradients
         self._own_slots()
-        rule = self.spec.rule
         rule.apply(
             weights[where],
             gradient,
@@ -122,6 +135,28 @@ class DensePart:
             read=None if read is None else read[where],
         )
         return []
+
+    def _apply_sum(
+        self, weights: Floats, gradients: Sequence[Floats], out: Floats, rate: float
+    ) -> list[float]:
+        """Write `weights` updated by all `gradients` into `out`; return each one's squared norm.
+
+        If a norm is not finite, the contents of `out` are undefined.
+        """
+        squares = [0.0] * len(gradients)
+        for piece, runs in self._pieces:
+            for number, gradient in enumerate(gradients):
+                squares[number] += squared_norm(gradient[piece])
+            if not all(map(isfinite, squares)):
+                continue  # the remaining norms are still needed
+            # The first gradient is only read, and the sum goes elsewhere: a gradient may be a view
+            # of the network's memory, or of a worker's.
+            total = gradients[0][piece]
+            for gradient in gradients[1:]:
+                total = np.add(total, gradient[piece], out=self._sum[: len(total)])
+            arrays = weights[piece], total, (), out[piece]
+            self.spec.rule.apply(*arrays, runs, rate=rate, decay=Decay(), count=1)
+        return squares
 
     def collect(self, gradient: Floats, factor: float) -> None:
         """Add `factor` times a gradient to the buffer, which is the last slot."""
@@ -247,3 +282,21 @@ class DensePart:
         for slot, spare in zip(self._slots, self._spare, strict=True):
             backends.copy(slot[piece], spare[piece])
         self._moved = piece.stop
+
+
+def _cut_pieces(
+    runs: Sequence[RateRun], size: int, piece: int
+) -> Iterator[tuple[slice, tuple[RateRun, ...]]]:
+    """Each piece of an array, and its runs with bounds relative to the piece."""
+    for start in range(0, size, piece):
+        stop = min(start + piece, size)
+        yield (
+            slice(start, stop),
+            tuple(
+                structs.replace(
+                    run, start=max(run.start, start) - start, stop=min(run.stop, stop) - start
+                )
+                for run in runs
+                if run.start < stop and run.stop > start
+            ),
+        )

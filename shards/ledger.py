@@ -185,12 +185,11 @@ class Ledger(msgspec.Struct):
         entry.standing = standing
         self._raise_floor()
 
-    def _raise_floor(self) -> int:
-        """Raise the floor to the slowest active clock; returns the clock gap."""
-        slowest, gap = self._clocks()
+    def _raise_floor(self) -> None:
+        """Raise the floor to the slowest active clock."""
+        slowest, _ = self._clocks()
         if slowest is not None and slowest > self.floor:
             self.floor = slowest
-        return gap
 
     @property
     def cut(self) -> dict[str, int]:
@@ -289,7 +288,10 @@ class Ledger(msgspec.Struct):
         if isfinite(loss):  # a snapshot is JSON, which has no infinity
             entry.loss = loss
         entry.clock = max(entry.clock, clock)
-        return self._raise_floor()
+        slowest, gap = self._clocks()
+        if slowest is not None and slowest > self.floor:  # as `_raise_floor`, a call at each push
+            self.floor = slowest
+        return gap
 
     def advance(self, worker: str, clock: int) -> None:
         """Raise a worker's clock, never lower it: `join` may have set it above the worker's own."""

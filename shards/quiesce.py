@@ -47,20 +47,24 @@ class QuiesceState(msgspec.Struct, frozen=True):
 
 
 class QuiesceTracker:
-    """The last push that this shard may apply of each worker, and until when that limit holds."""
+    """The last push that this shard may apply of each worker, and until when that limit holds.
+
+    `ends_at` is that time by the shard's clock; None without a limit, and once `check` has
+    cleared it.
+    """
 
     def __init__(self, state: QuiesceState | None = None) -> None:
         """Start without a limit, or with the `state` of another tracker."""
         state = state or QuiesceState()
         self._cut: Mapping[str, int] = state.cut
-        self._seconds, self._ends_at = state.seconds, state.ends_at
+        self._seconds, self.ends_at = state.seconds, state.ends_at
         self._owner, self._request = state.owner, state.request
 
     @property
     def state(self) -> QuiesceState:
         """This tracker's state as a value."""
         owned = self._owner, self._request
-        return QuiesceState(dict(self._cut), self._seconds, self._ends_at, *owned)
+        return QuiesceState(dict(self._cut), self._seconds, self.ends_at, *owned)
 
     def begin(
         self, owner: int, request: int, cut: Mapping[str, int], seconds: float, now: float
@@ -71,7 +75,7 @@ class QuiesceTracker:
         (`is_late`).
         """
         self._owner, self._request, self._cut, self._seconds = owner, request, cut, seconds
-        self._ends_at = now + seconds if seconds > 0 else None
+        self.ends_at = now + seconds if seconds > 0 else None
 
     def busy_s(self, owner: int, now: float) -> float:
         """The seconds for which an operator other than `owner` quiesces the shard; 0 if none."""
@@ -83,7 +87,7 @@ class QuiesceTracker:
 
     def remaining_s(self, now: float) -> float:
         """The seconds for which the limit is still in force; 0 if it is not."""
-        return 0.0 if self._ends_at is None else max(0.0, self._ends_at - now)
+        return 0.0 if self.ends_at is None else max(0.0, self.ends_at - now)
 
     def is_owned(self, owner: int, now: float) -> bool:
         """Return whether the limit is in force, and `owner` began it."""
@@ -91,12 +95,12 @@ class QuiesceTracker:
 
     def reset(self, now: float) -> None:
         """Start the full duration again, by the clock that `now` is read from."""
-        if self._ends_at is not None:
-            self._ends_at = now + self._seconds
+        if self.ends_at is not None:
+            self.ends_at = now + self._seconds
 
     def is_active(self, now: float) -> bool:
         """Return whether the limit is in force."""
-        return self._ends_at is not None and now < self._ends_at
+        return self.ends_at is not None and now < self.ends_at
 
     def allows(self, worker: str, seq: int, now: float) -> bool:
         """Return whether push `seq` may be applied."""
@@ -109,10 +113,10 @@ class QuiesceTracker:
         The first push checked after the end clears the quiesce. In a WAL too, that push is the
         only sign that the quiesce is over.
         """
-        if self._ends_at is None:
+        if self.ends_at is None:
             return
         if not self.is_active(now):
-            self._ends_at = None
+            self.ends_at = None
         if not self.allows(worker, seq, now):
             raise Retry(f"worker {worker}: push {seq} waits while the shards are quiesced")
 

@@ -158,23 +158,8 @@ class SGD(UpdateRule, frozen=True, tag="sgd"):
         super().prepare(backend)
         if backend == HOST:
             blank, out = np.zeros((2, 1), np.float32)
-            self.apply_measured(blank, blank, out, (RateRun(0, 1, 1.0, 1.0),), 0.0)
-
-    def apply_measured(
-        self,
-        weights: Floats,
-        gradient: Floats,
-        out: Floats,
-        segments: tuple[RateRun, ...],
-        rate: float,
-    ) -> float:
-        """Like `apply` without decay, for host arrays; returns the gradient's squared norm.
-
-        The next version is written to `out`, which overlaps no other array, and there are no slots.
-        So if the norm turns out not to be finite, `out` can be dropped, and no separate pass over
-        the gradient is needed.
-        """
-        return updates.sgd_measured(weights, gradient, out, _cover_gaps(segments, out.size, rate))
+            runs = cover_gaps((RateRun(0, 1, 1.0, 1.0),), 1, 0.0)
+            updates.sgd_measured(blank, blank, out, runs)
 
 
 class Momentum(UpdateRule, frozen=True, tag="momentum"):
@@ -444,10 +429,10 @@ def _plan(segments: tuple[RateRun, ...], size: int, rate: float, decay: Decay) -
 
 
 @lru_cache(maxsize=256)
-def _cover_gaps(segments: tuple[RateRun, ...], size: int, rate: float) -> updates.Runs:
-    """The segments, and the gaps between them as runs of rate 0: w - 0*g is w if g is finite.
+def cover_gaps(segments: tuple[RateRun, ...], size: int, rate: float) -> updates.Runs:
+    """The segments of an array of `size` for `sgd_measured`, and the gaps between them.
 
-    A buffer is a run of rate 1.
+    A gap is a run of rate 0, because w - 0*g is w if g is finite; a buffer is a run of rate 1.
     """
     gaps = [RateRun(gap.start, gap.stop, 0.0, 0.0) for gap in _layout(segments, size).gaps]
     ordered = sorted((*segments, *gaps), key=lambda run: run.start)

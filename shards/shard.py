@@ -138,7 +138,7 @@ class Shard:
                 # on.
                 out.append(self.refuse(arrival.sender, message.request, error))
         if run:
-            out += self._finish(run, pulls, now)
+            out += self._finish(run, pulls, now) if pulls else self.workers.apply(run, now)
         return out
 
     def answer_probe(

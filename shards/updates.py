@@ -18,6 +18,7 @@ the others. Whether a push is acceptable at all is decided earlier (shard.py, pu
 
 from collections.abc import Sequence
 from math import inf, isfinite
+from operator import attrgetter
 
 import msgspec
 from msgspec import structs
@@ -31,7 +32,10 @@ from shards.metrics import Metrics
 from shards.parameters import Gradients, ParameterStore
 from shards.push_checks import Arrived
 from shards.quiesce import QuiesceTracker
+from shards.schedules import Fixed
 from shards.spec import ShardSpec
+
+_GRADIENTS = attrgetter("gradients")  # until Python 3.12 a comprehension is a call
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False):
@@ -70,6 +74,10 @@ class Updates:
     def set_rate_factor(self, factor: float) -> None:
         """Multiply the rates of the schedules by `factor`, unless the workers have done that."""
         self._rate_factor = 1.0 if self._spec.deltas else factor
+        # Rates that never change are computed once: they are needed at every push.
+        self._fixed_rates: dict[str, float] | None = None
+        if all(isinstance(table.schedule, Fixed) for table in self._spec.tables):
+            self._fixed_rates = self._rates_at(0)
 
     @property
     def rate(self) -> float:
@@ -113,16 +121,17 @@ class Updates:
             scale = self._spec.scale if self._constant else self._scale(first)
             before = self._parameters.version
             # Taken before the first push is recorded: its steps may move the schedule.
-            rates, read = self._rates_at(self.steps), first.read_version
-            gradients = [arrived.gradients for arrived in run]
+            rates, read = self._fixed_rates or self._rates_at(self.steps), first.read_version
+            gradients = list(map(_GRADIENTS, run))
             squares = self._parameters.apply(gradients, rates, scale=scale, read_version=read)
             if squares is not None:
-                return [
-                    self._record_push(
-                        arrived, square**0.5, before + number, rates, scale, now, len(run)
+                applied: list[Applied] = []
+                for version, (arrived, square) in enumerate(zip(run, squares, strict=True), before):
+                    norm = square**0.5
+                    applied.append(
+                        self._record_push(arrived, norm, version, rates, scale, now, len(run))
                     )
-                    for number, (arrived, square) in enumerate(zip(run, squares, strict=True))
-                ]
+                return applied
             # One of them was refused and nothing has changed: the caller applies them one by one.
             if len(run) > 1:
                 return None

@@ -9,7 +9,7 @@ The WAL holds:
 
 - A *turn*: the requests that a server handled together, with their time. Only kinds that can change
   the state are kept, and only if one of them did. Pushes of one turn may be applied in one pass
-  (batched_apply.py), and its sum rounds differently from one push after another, so a turn is
+  (dense_part.py), and its sum rounds differently from one push after another, so a turn is
   replayed as a whole. A request that is not kept may have ended such a pass; the next kept one is
   then marked `apart`. Pulls end no pass.
 - *Expired leases*, by worker: the WAL has no clock of its own to decide them.

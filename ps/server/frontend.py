@@ -6,7 +6,7 @@ reads too slowly loses answers, and will ask for them again.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from secrets import token_bytes
 
 import zmq
@@ -17,9 +17,9 @@ from ps.security.keys import KeyPair
 from ps.server.sockets import ShardSockets
 from ps.shared_memory.shard_side import ShardSide
 from ps.transport.malloc_tuning import HeapTrimmer, tune_malloc
-from ps.transport.send_tracker import SendTracker
+from ps.transport.send_tracker import SendTracker, request_of
 from ps.transport.socket_options import NOTICE_THE_DEAD
-from ps.transport.striping import TOKEN_BYTES, Cutter, Gatherer
+from ps.transport.striping import MARK, TOKEN_BYTES, Cutter, Gatherer
 from ps.transport.transports import Transport
 from shards import wire_format
 from shards.buffer_pool import Allocator
@@ -112,16 +112,20 @@ class ShardFrontend:
 
     def send(self, outgoing: Sequence[Outgoing]) -> None:
         """Send answers, those for one client together."""
+        sharing = self.sharing
         to_each: dict[bytes, list[tuple[Message, Frames]]] = {}
         for answer in outgoing:
             to_each.setdefault(answer.to, []).append((answer.message, answer.frames))
         for to, messages in to_each.items():
-            stripes = self._gatherer.addresses(to)
+            stripes = self._gatherer.addresses(to) if to.startswith(MARK) else [to]
             if not stripes:
                 continue
             for start in range(0, len(messages), wire_format.MAX_TOGETHER):
                 together = messages[start : start + wire_format.MAX_TOGETHER]
-                parts, loan = self.sharing.seal(to, together)
+                if to in sharing.offers or to in sharing.addresses:
+                    parts, loan = sharing.seal(to, together)
+                else:
+                    parts, loan = wire_format.enclose(together), None
                 # Gone (EHOSTUNREACH) or stuck (EAGAIN): a live peer will ask again.
                 cut = [parts] if len(stripes) == 1 else self._cutter.cut(parts, len(stripes))
                 stripe_parts = []
@@ -129,9 +133,9 @@ class ShardFrontend:
                     socket, name = self._sockets.to(address)
                     stripe_parts.append((socket, [name, *part]))
                 try:
-                    self._hand_over(stripe_parts, to, [message.request for message, _ in together])
+                    self._hand_over(stripe_parts, to, map(request_of, together))
                 except zmq.ZMQError:
-                    self.sharing.withdraw(to, loan)
+                    sharing.withdraw(to, loan)
 
     def note_operator(self) -> None:
         """Note that the operator is alive, so that workers may still join."""
@@ -163,7 +167,7 @@ class ShardFrontend:
         self,
         outgoing: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
         to: bytes,
-        requests: Sequence[int],
+        requests: Iterable[int],
     ) -> None:
         """Send the parts of an envelope; raises what the socket raises."""
         try:
@@ -189,12 +193,14 @@ class ShardFrontend:
         Raises BadMessage at a malformed one. A message that the holder of `key` may not send is
         refused.
         """
-        whole = self._gatherer.take(address, came)
-        if whole is None:
-            return
-        sender, parts = whole[0], self.sharing.open(*whole)
-        if parts is None:
-            return
+        sender, parts = address, came
+        plain = len(came) > 0 and len(came[0]) > 1 and came[0][1] <= wire_format.MARKED
+        if not plain or self.sharing.offers:
+            whole = self._gatherer.take(address, came)
+            opened = whole and self.sharing.open(*whole)
+            if whole is None or opened is None:
+                return
+            sender, parts = whole[0], list(opened)
         if not parts:
             raise BadMessage("expected a header, got an empty message")
         leaving, vouched = self._leaving.sent, False
@@ -203,7 +209,8 @@ class ShardFrontend:
             if not vouched and message.job == shard.spec.job:
                 vouched = True
                 self._sockets.trust()
-                self._gatherer.trust(sender)
+                if sender != address:
+                    self._gatherer.trust(sender)
             if key:
                 try:
                     self._sockets.check(key, message)

@@ -92,7 +92,9 @@ class InflightRequests:
         if asked.kind is Push:
             del self.pushes[request]
             took_s = now - asked.since
-            self._outstanding.record_push_time(took_s)
+            # It at most doubles, or one outage would make every later message wait as long.
+            table = self._outstanding
+            table.expect(min(took_s, max(table.retry_s, 2 * table.rtt_s)))
             return [_make_pushed(request, replies, took_s)]
         del self._others[request]
         if asked.kind is Leave:

@@ -199,11 +199,6 @@ class RetransmitTable:
         """Another copy of `shard` has taken over: wait for its answers only briefly for a while."""
         self._hurried[shard] = now + _TAKING_OVER_S
 
-    def record_push_time(self, push_s: float) -> None:
-        """A push was answered after `push_s`, which measures the link."""
-        # It at most doubles, or one outage would make every later message wait as long.
-        self.expect(min(push_s, max(self.retry_s, 2 * self.rtt_s)))
-
     def expect(self, rtt_s: float) -> None:
         """Adapt the wait for first answers to a link on which a push takes `rtt_s` seconds."""
         self.rtt_s = rtt_s

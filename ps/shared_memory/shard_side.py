@@ -32,7 +32,11 @@ class _SharingWorker:
 
 
 class ShardSide:
-    """A shard's side: lends its versions, and reads its workers' segments."""
+    """A shard's side: lends its versions, and reads its workers' segments.
+
+    `offers` are the workers' segments by sender, until a Welcome answers or `open` drops them;
+    `addresses` are those of the workers that share memory. Nothing has to be sealed for others.
+    """
 
     def __init__(
         self, job: str, *, enabled: bool = True, otherwise: Allocator = heap_allocator
@@ -42,9 +46,9 @@ class ShardSide:
         self._otherwise = otherwise
         self._segment: ShmSegment | None = None
         self._reason = "the shard does not share memory"
-        self._offers: dict[bytes, str] = {}
+        self.offers: dict[bytes, str] = {}
         self._workers: dict[str, _SharingWorker] = {}
-        self._by_address: dict[bytes, _SharingWorker] = {}
+        self.addresses: dict[bytes, _SharingWorker] = {}
 
     def buffers(self, floats: int) -> Buffers:
         """Buffers for weights to send: in a segment, or in other memory if there is none."""
@@ -67,16 +71,16 @@ class ShardSide:
 
         Raises BadMessage.
         """
-        self._offers.pop(sender, None)
+        self.offers.pop(sender, None)
         if not parts or not handshake.is_note(parts[0]):
             return parts
         if len(parts) < 2:
             raise BadMessage("expected an envelope behind the note, got none")
         note = handshake.decode_from_worker(parts[0])
         if isinstance(note, Offer):
-            if len(self._offers) == _OFFERS:
-                del self._offers[next(iter(self._offers))]
-            self._offers[sender] = note.segment
+            if len(self.offers) == _OFFERS:
+                del self.offers[next(iter(self.offers))]
+            self.offers[sender] = note.segment
             return parts[1:]
         worker = self._identify(sender, note)
         if worker is None:
@@ -90,10 +94,10 @@ class ShardSide:
 
     def seal(self, to: bytes, messages: Together) -> tuple[Parts, int | None]:
         """The parts that carry `messages` to `to`, and the number of the loan made, if any."""
-        if to in self._offers and references.has(messages, Welcome):
-            answer = self._answer_offer(self._offers.pop(to))
+        if to in self.offers and references.has(messages, Welcome):
+            answer = self._answer_offer(self.offers.pop(to))
             return [handshake.encode(answer), *wire_format.enclose(messages)], None
-        worker = self._by_address.get(to)
+        worker = self.addresses.get(to)
         if worker is None or self._segment is None:
             return wire_format.enclose(messages), None
         referring = references.with_references(self._segment, messages)
@@ -106,7 +110,7 @@ class ShardSide:
     def withdraw(self, to: bytes, loan: int | None) -> None:
         """Cancel `loan`, if any: its message could not be sent."""
         if loan is not None:
-            self._by_address[to].loans.withdraw(loan)
+            self.addresses[to].loans.withdraw(loan)
 
     def tick(self) -> None:
         """Take back loans of dead workers, and remove their files; call it periodically."""
@@ -140,11 +144,11 @@ class ShardSide:
         # In constant time, because the number is a secret: it admits to the segment.
         if worker is None or not hmac.compare_digest(nonce.encode(), note.yours.encode()):
             return None
-        if self._by_address.get(sender) is not worker:
-            self._by_address[sender] = worker
+        if self.addresses.get(sender) is not worker:
+            self.addresses[sender] = worker
             worker.addresses.append(sender)
             for old in worker.addresses[:-_ADDRESSES]:  # of earlier connections
-                self._by_address.pop(old, None)
+                self.addresses.pop(old, None)
             del worker.addresses[:-_ADDRESSES]
         return worker
 
@@ -152,4 +156,4 @@ class ShardSide:
         worker = self._workers.pop(nonce)
         worker.window.close()
         for address in worker.addresses:
-            self._by_address.pop(address, None)
+            self.addresses.pop(address, None)

@@ -9,12 +9,13 @@ identified by their peer and request number; small ones are not tracked.
 
 import time
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import zmq
 
 from ps.transport import multipart
-from shards.wire_format import Buffer
+from shards.messages import Message
+from shards.wire_format import Buffer, Frames
 
 LARGE_BYTES = 1 << 20
 _COPIED_BYTES = 1 << 16  # below this, sharing costs more than a copy
@@ -55,11 +56,12 @@ class SendTracker:
         self,
         parts: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
         peer: Hashable,
-        requests: Sequence[int],
+        requests: Iterable[int],
     ) -> None:
         """Send the parts of a message, each by its socket, without waiting.
 
-        Large frames are not copied, and must not change. Raises what a socket raises.
+        Large frames are not copied, and must not change. `requests` are the numbers of the messages
+        in it, which are read only if it is large. Raises what a socket raises.
         """
         total = 0
         for _, part in parts:
@@ -83,3 +85,8 @@ class SendTracker:
     def forget(self, peer: Hashable) -> None:
         """Drop the messages to this peer: its sockets were closed, so they will not arrive."""
         self.sent = {key: sent for key, sent in self.sent.items() if key[0] != peer}
+
+
+def request_of(addressed: tuple[Message, Frames]) -> int:
+    """The request number of a message that is given with its frames."""
+    return addressed[0].request

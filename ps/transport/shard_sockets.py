@@ -25,7 +25,7 @@ from ps.transport import multipart
 from ps.transport.link_monitor import POLL_S, LinkMonitor, link_monitor_for
 from ps.transport.malloc_tuning import HeapTrimmer, tune_malloc
 from ps.transport.primary_resolver import ASK_S, PrimaryResolver
-from ps.transport.send_tracker import SendTracker
+from ps.transport.send_tracker import SendTracker, request_of
 from ps.transport.socket_options import NOTICE_THE_DEAD, drop_with
 from ps.transport.striping import TOKEN_BYTES, Cutter, Gatherer
 from shards import wire_format
@@ -378,7 +378,7 @@ class Links:
             if len(stripes) > 1:
                 outgoing = list(zip(stripes, self._cutter.cut(parts, len(stripes)), strict=True))
             try:
-                self._leaving.send(outgoing, shard, [message.request for message, _ in together])
+                self._leaving.send(outgoing, shard, map(request_of, together))
             except zmq.Again:
                 return  # the messages behind it would fail as well
 
@@ -458,10 +458,10 @@ class Links:
         """The messages that are complete with what came; raises BadMessage naming the sender."""
         replies: list[tuple[Reply, Sequence[Buffer]]] = []
         try:
-            whole = self._gatherer.take(b"", came)
-            if whole is None:
-                return replies  # parts of it are missing
-            parts: list[Buffer] | None = whole[1]
+            parts: list[Buffer] | None = came
+            if len(came[0]) < 2 or came[0][1] > wire_format.MARKED:
+                whole = self._gatherer.take(b"", came)
+                parts = whole and whole[1]  # None while parts of it are missing
             if self._sharing is not None and parts is not None:
                 parts = self._sharing.open(shard, parts)
             if parts:

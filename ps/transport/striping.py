@@ -47,12 +47,12 @@ _FAR_S = 0.02  # up to this round trip one connection is enough
 _WINDOW_S = 0.0125  # at 1 Gbit/s 1.6 MB, which a buffer of 4 MB surely keeps in flight
 _HEADER = struct.Struct(f"<2s{TOKEN_BYTES}sQBB")
 _LENGTH = struct.Struct("<Q")
-_MARK = b"\xff\xfe"
+MARK = b"\xff\xfe"
 _PART_BYTES = 1024  # the overhead of holding a part
 _SENDERS = 1024
 _STRANGER_BYTES = 32 << 10  # more than a greeting takes, over as many connections as allowed
 _STRANGERS_BYTES = 2 << 20
-assert int.from_bytes(_MARK, "little") > wire_format.MAX_HEADER_BYTES
+assert int.from_bytes(MARK, "little") > wire_format.MAX_HEADER_BYTES
 
 
 def stripes_for(rtt_s: float, message_bytes: int) -> int:
@@ -81,7 +81,7 @@ class Cutter:
         frames = [_flat(part) for part in parts]
         number = next(self._numbers)
         headers = [
-            _HEADER.pack(_MARK, self._token, number, index, stripes) for index in range(stripes)
+            _HEADER.pack(MARK, self._token, number, index, stripes) for index in range(stripes)
         ]
         headers[0] += b"".join(_LENGTH.pack(len(frame)) for frame in frames)
         shares = _share_out(frames, stripes)
@@ -167,7 +167,7 @@ class Gatherer:
 
     def trust(self, sender: bytes) -> None:
         """The sender that `take` named knows the job, so its messages may be large."""
-        stream = self._strangers.pop(token := sender.removeprefix(_MARK), None)
+        stream = self._strangers.pop(token := sender.removeprefix(MARK), None)
         if stream is not None:
             _put(self._streams, token, stream, self._max_senders)
 
@@ -178,7 +178,7 @@ class Gatherer:
         token; addresses never begin with the mark. Raises BadMessage, and Resynchronise for a
         large part from a stranger.
         """
-        if not parts or bytes(parts[0][: len(_MARK)]) != _MARK:
+        if not parts or bytes(parts[0][: len(MARK)]) != MARK:
             return address, parts
         part = _parse(parts)
         stream, known = self._stream(part)
@@ -189,7 +189,7 @@ class Gatherer:
             self._keep_within(stream)
         elif _sum_held(self._strangers) > _STRANGERS_BYTES:
             _oldest_with_parts(self._strangers).drop_all()
-        return None if whole is None else (_MARK + part.token, _join(whole))
+        return None if whole is None else (MARK + part.token, _join(whole))
 
     def addresses(self, to: bytes) -> list[bytes]:
         """Where to send the parts of an answer to a sender that `take` named.
@@ -197,9 +197,9 @@ class Gatherer:
         Empty if other senders have evicted it since: a client that still waits will ask again, and
         its connections are then known again.
         """
-        if not to.startswith(_MARK):
+        if not to.startswith(MARK):
             return [to]
-        token = to.removeprefix(_MARK)
+        token = to.removeprefix(MARK)
         stream = self._streams.get(token) or self._strangers.get(token)
         if stream is None or len(stream.addresses) < stream.stripes:
             return []

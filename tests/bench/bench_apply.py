@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cupy_kernels.updates import squared_norm
-from shards.rules import RULES, SGD, Decay, Floats
+from cupy_kernels.updates import sgd_measured, squared_norm
+from shards.rules import RULES, Decay, Floats, cover_gaps
 from shards.tables import RateRun
 from tests.bench.report import Goal, goals, save
 
@@ -39,11 +39,11 @@ def fused(name: str, arrays: dict[str, Floats]) -> Callable[[], None]:
 def with_norm(arrays: dict[str, Floats]) -> dict[str, Callable[[], None]]:
     """One push judged and applied: in the one pass that plain SGD has, and in two, as others do."""
     weights, gradient, out = (arrays[key] for key in ("weights", "gradient", "out"))
-    whole, rule = (RateRun(0, weights.size, 1.0, 1.0),), SGD()
+    runs = cover_gaps((RateRun(0, weights.size, 1.0, 1.0),), weights.size, float(RATE))
     update = fused("sgd", arrays)
 
     def one_pass() -> None:
-        rule.apply_measured(weights, gradient, out, whole, float(RATE))
+        sgd_measured(weights, gradient, out, runs)
 
     def two_passes() -> None:
         squared_norm(gradient)

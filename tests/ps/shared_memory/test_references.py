@@ -138,7 +138,7 @@ def test_offers_that_come_together(pair: Pair) -> None:
         assert worker.shares_with(0)
     for number in range(1000):
         pair.shard.open(b"%d" % number, pair.worker.seal(0, [(HELLO, ())]))
-    assert len(pair.shard._offers) <= 256
+    assert len(pair.shard.offers) <= 256
     workers[b"b"].close()
 
 
@@ -286,7 +286,7 @@ def test_addresses_that_a_worker_had(pair: Pair) -> None:
     for number in range(100):
         parts = pair.worker.seal(0, [(PULL, ())])
         assert pair.shard.open(b"%d" % number, parts) is not None
-    assert len(pair.shard._by_address) == 16
+    assert len(pair.shard.addresses) == 16
     version = pair.versions.take()
     assert pair.shard.seal(b"99", [(WEIGHTS, (version,))])[1] == 1
     assert pair.shard.seal(b"0", [(WEIGHTS, (version,))])[1] is None

@@ -4,15 +4,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from shards.batched_apply import FusedApply, may_be_summed
+from cupy_kernels.backends import HOST
+from shards import dense_part
+from shards.dense_part import DensePart
 from shards.messages import Ack, Pull, Push, Remedy
 from shards.rules import RULES, SGD, Decay
 from shards.schedules import Step
-from shards.tables import RateRun
+from shards.tables import DenseTable, Layout, TensorSpec, cut_evenly
 from shards.transition_io import Arrival
 from shards.update_records import RECORD
-from tests.support.shard_dsl import REAL, SIZE, Said, Talk, gradient, pull, push, refusal, served
+from tests.support.shard_dsl import (
+    REAL,
+    SIZE,
+    Said,
+    Talk,
+    gradient,
+    pull,
+    push,
+    refusal,
+    served,
+    spec,
+)
 
 WORKERS = "abcd"
 
@@ -82,7 +96,7 @@ def test_a_run_equals_one_after_another(rule: SGD, decay: float) -> None:
     for talk in talks:
         talk.say(pull("a", 2))
         results.append(talk.weights()[REAL])
-    if may_be_summed(rule, Decay(decay)):
+    if rule.additive and not decay:
         np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
     else:
         np.testing.assert_array_equal(results[0], results[1])
@@ -127,28 +141,40 @@ def test_a_worker_has_one_push_in_a_run() -> None:
     assert together(talk) == []
 
 
+def part_of_three_tensors() -> tuple[DensePart, NDArray[np.float32]]:
+    """A part under plain SGD with gaps between its tensors, and the multiplier of each float."""
+    tensors = tuple(
+        TensorSpec(name, (size,), lr_mult=factor)
+        for name, size, factor in (("a", 37, 1.0), ("b", 40, 2.0), ("c", 19, 0.5))
+    )
+    table = DenseTable("net", tensors)
+    shard = spec(table=table, map=cut_evenly(Layout((table,)), 1))
+    (section,) = shard.layout.sections(shard.keys)
+    factors = np.zeros(table.size, np.float32)
+    for tensor, start in zip(tensors, table.offsets, strict=True):
+        factors[start : start + tensor.size] = tensor.lr_mult
+    return DensePart(shard, shard.tables[0], section, HOST), factors
+
+
 def test_a_lone_push_is_measured_as_it_is_applied() -> None:
     """The bits equal those of the rule itself, gaps are copied, and the norm covers all of it."""
     rng = np.random.default_rng(5)
-    weights, gradient, out, alone = rng.standard_normal((4, 100), np.float32)
-    segments = (RateRun(3, 40, 1.0, 1.0), RateRun(40, 77, 2.0, 0.0), RateRun(80, 99, 0.5, 1.0))
-    (squares,) = FusedApply(segments, 100).apply(SGD(), weights, [gradient], out, 0.5)
-    SGD().apply(weights, gradient, (), alone, segments, rate=0.5, decay=Decay(), count=1)
-    assert out.tobytes() == alone.tobytes()
+    part, factors = part_of_three_tensors()
+    weights, gradient, out = rng.standard_normal((3, len(factors)), np.float32)
+    (squares,) = part.apply(weights, [gradient], out, 0.5, None)
+    assert out.tobytes() == (weights - 0.5 * factors * gradient).tobytes()
     assert squares == pytest.approx(float(gradient @ gradient), rel=1e-5)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 100, 1000])
-def test_pieces_change_nothing(piece: int) -> None:
+def test_pieces_change_nothing(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the array is cut, each float is updated with its own multiplier, or only copied."""
+    monkeypatch.setattr(dense_part, "_SUM_PIECE", piece)
     rng = np.random.default_rng(4)
-    weights, out = rng.standard_normal((2, 100), np.float32)
-    gradients = list(rng.standard_normal((3, 100), np.float32))
-    segments = (RateRun(3, 40, 1.0, 1.0), RateRun(40, 77, 2.0, 0.0), RateRun(80, 99, 0.5, 1.0))
-    squares = FusedApply(segments, 100, piece).apply(SGD(), weights, gradients, out, 0.5)
-    rates = np.zeros(100, np.float32)
-    for one in segments:
-        rates[one.start : one.stop] = 0.5 * one.lr_mult
+    part, factors = part_of_three_tensors()
+    weights, out = rng.standard_normal((2, len(factors)), np.float32)
+    gradients = list(rng.standard_normal((3, len(factors)), np.float32))
+    squares = part.apply(weights, gradients, out, 0.5, None)
     total = gradients[0] + gradients[1] + gradients[2]
-    np.testing.assert_array_equal(out, weights - rates * total)
+    np.testing.assert_array_equal(out, weights - 0.5 * factors * total)
     np.testing.assert_allclose(squares, [float(g @ g) for g in gradients], rtol=1e-5)
