@@ -27,16 +27,20 @@ demo: install ## train LeNet on MNIST: 4 Spark workers, 2 Ray shards; again: OUT
 
 # Four processes of tests for two cores: much of what a test does is to wait. See tests/conftest.py.
 # They start hundreds of processes, which must not compile the sources again, as they would under
-# PYTHONDONTWRITEBYTECODE.
-test: lint ## lint, then all tests
+# PYTHONDONTWRITEBYTECODE. Types take minutes of one core: they are checked while the tests wait.
+test: layout ## lint and all tests
 	$(BIN)/python -m compileall -q $(PACKAGES) tests
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	{ $(TYPES); } & types=$$!; \
+		$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder \
+			--max-worker-restart 0; tests=$$?; wait $$types && exit $$tests
 
-lint: install ## ruff, mypy --strict, the import rules
+TYPES = $(BIN)/mypy && $(BIN)/lint-imports --no-logo
+lint: layout ## ruff, mypy --strict, the import rules
+	$(TYPES)
+
+layout: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
 
 structure: install ## how readable the code is: names, comments, sizes; ARGS=--list names each
 	$(BIN)/python -m tests.support.structure $(ARGS)

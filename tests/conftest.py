@@ -6,8 +6,9 @@ first test asks, one after the other from the main thread, as Ray wants it. A te
 kills or reconnects either does so in a process of its own.
 
 `make test` runs four processes of tests (pytest-xdist), for many tests wait. A file's tests stay
-together and in order, so that what a module shares is made once. All tests on the shared clusters
-run in one process, so that these start once too; they come first, for they take longest.
+together and in order, so that what a module shares is made once. Tests on the same clusters run in
+one process, so that these start once too; they come first, for they take longest. Those on Ray and
+those on Spark alone take so long that a process each is worth a second start of Spark.
 """
 
 import os
@@ -40,8 +41,10 @@ os.environ["KERAS_BACKEND"] = "jax"  # of every process of tests and of Spark's;
 
 _MARK = "DOWNPOUR_TEST_RUN"
 # Fixtures that are clusters: one process runs all tests on those of a group, and starts them once.
+# A test belongs to the first group that has one of its fixtures.
 _CLUSTERS = {
-    "shared clusters": {"spark", "ray_local"},
+    "Ray, with Spark or without": {"ray_local"},
+    "Spark alone": {"spark"},
     "running clusters": {"running_ray", "spark_master", "connect_url"},
 }
 
