@@ -51,24 +51,44 @@ class Tab:
 
 
 @contextmanager
-def browser_tab(url: str) -> Iterator[Tab]:
-    """A page of a browser for the service at this URL. What it must not do fails at the end."""
+def chromium() -> Iterator[Any]:
+    """A browser without a window. While it is open, no loop of asyncio runs in this thread."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
-        page.set_default_timeout(120_000)
-        found = Tab(page, url)
-        yield found
+        yield browser
         browser.close()
-        assert found.faults == []
 
 
 @contextmanager
-def opened(service: Running) -> Iterator[Tab]:
+def open_tab(browser: Any, url: str) -> Iterator[Tab]:
+    """A page for the service at this URL, without the cookies and files of other pages.
+
+    What it must not do fails at the end.
+    """
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.set_default_timeout(120_000)
+    tab = Tab(page, url)
+    try:
+        yield tab
+    finally:
+        context.close()
+    assert tab.faults == []
+
+
+@contextmanager
+def browser_tab(url: str) -> Iterator[Tab]:
+    """A page of a browser of its own."""
+    with chromium() as browser, open_tab(browser, url) as tab:
+        yield tab
+
+
+@contextmanager
+def open_page(browser: Any, service: Running) -> Iterator[Tab]:
     """A page of a service in this process."""
-    with listening(service) as url, browser_tab(url) as tab:
+    with listening(service) as url, open_tab(browser, url) as tab:
         yield tab
         service.service.feed.close()
 

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from deploy.service.access import Exposure
 from deploy.service.page import _number
 from deploy.service.retention import ServiceLimits
 from deploy.service.tokens import TokenRole
-from tests.support.browser_tab import CHROMIUM, REFUSED, Tab, accessible, opened
+from tests.support.browser_tab import CHROMIUM, REFUSED, Tab, accessible, chromium, open_page
 from tests.support.eventually import eventually
 from tests.support.job_readings import training_figures
 from tests.support.service_in_process import CutLine, Running, Start
@@ -25,10 +26,17 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on PATH
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One for all tests here: a start costs more than most of them."""
+    with chromium() as started:
+        yield started
+
+
 @pytest.fixture
-def tab(service: Running) -> Iterator[Tab]:
-    with opened(service) as found:
-        yield found
+def tab(browser: Any, service: Running) -> Iterator[Tab]:
+    with open_page(browser, service) as page:
+        yield page
 
 
 def write_readings(service: Running, job: str, steps: int, clocks: Sequence[int] = ()) -> None:
@@ -191,10 +199,10 @@ def test_figures_are_written_alike(service: Running, tab: Tab) -> None:
     assert tab.page.evaluate("counted(1, 'step')") == "1\N{NO-BREAK SPACE}step"
 
 
-def test_an_open_page_says_that_contact_is_lost(start: Start) -> None:
+def test_an_open_page_says_that_contact_is_lost(start: Start, browser: Any) -> None:
     """While the process of the job is stopped, and no longer."""
     limits = ServiceLimits(silent_s=0.3, free_mb=0)
-    with start(limits=limits) as running, opened(running) as tab:
+    with start(limits=limits) as running, open_page(browser, running) as tab:
         job = running.submit("alive")
         running.await_state(job, "RUNNING")
         tab.open(f"/jobs/{job}")
@@ -305,9 +313,12 @@ def focus(tab: Tab, label: str) -> None:
     raise AssertionError(f"no way to {label} by the keyboard")
 
 
-def test_signing_in(start: Start) -> None:
+def test_signing_in(start: Start, browser: Any) -> None:
     """A token opens the page that was asked for; the session changes things, and ends."""
-    with start(driven=False, exposure=Exposure(tokens=True)) as running, opened(running) as tab:
+    with (
+        start(driven=False, exposure=Exposure(tokens=True)) as running,
+        open_page(browser, running) as tab,
+    ):
         store, page = running.service.access, tab.page
         _, token = store.create_token("root", TokenRole.ADMINISTRATOR, None, 3600.0)
         page.goto(tab.url + "/service")
