@@ -7,6 +7,7 @@ cast. The arrays determine where the kernel runs: with CuPy's on their device, o
 stream; with emulated ones in their emulator; with NumPy's in the emulator that the caller passes.
 """
 
+from functools import cache
 from itertools import combinations
 from typing import Any, Protocol
 
@@ -15,7 +16,6 @@ import numpy as np
 from cupy_kernels import cupy_device
 from cupy_kernels.backends import Backend, EmulatorBackend, backend_of
 from cupy_kernels.kernel_spec import Dim3, Kernel, Parameter, Role, Sizes
-from cupy_kernels.registry import KERNELS
 
 MOST_THREADS = 1024
 MOST_SHARED_BYTES = 227 * 1024
@@ -80,7 +80,11 @@ class LaunchDevice:
         )
 
 
+@cache
 def _row(name: str) -> Kernel:
+    # Imported here, because the registry imports every operation, and operations import `launch`.
+    from cupy_kernels.registry import KERNELS
+
     try:
         return KERNELS[name]
     except KeyError:

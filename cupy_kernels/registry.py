@@ -1,45 +1,26 @@
 """Every kernel, by name.
 
-A subject's rows are in `cupy_kernels/kernel_specs/`, next to the float64 references that they name;
-its CUDA source is in `cupy_kernels/cuda/`. A new subject takes one line here. A test compares the
-rows with the sources: each kernel has a row, each row has a kernel, and their C types are the same.
+An operation's rows are in its `spec.py`, next to the float64 references that they name, and its
+CUDA source is in the same folder. A test compares the rows with the sources: each kernel has a row,
+each row has a kernel, and their C types are the same.
 """
 
+from importlib import import_module
+from pkgutil import iter_modules
+
+from cupy_kernels import ops
 from cupy_kernels.kernel_spec import Kernel
-from cupy_kernels.kernel_specs import (
-    channels,
-    codecs,
-    convolution,
-    convolution_unrolled,
-    dropout,
-    elementwise,
-    embedding,
-    layout,
-    losses,
-    normalisation,
-    pooling,
-    recurrent,
-    reduction,
-    softmax,
-    updates,
-)
 
-SUBJECTS = (
-    channels,
-    codecs,
-    convolution,
-    dropout,
-    elementwise,
-    embedding,
-    layout,
-    losses,
-    normalisation,
-    pooling,
-    recurrent,
-    reduction,
-    softmax,
-    convolution_unrolled,
-    updates,
-)
 
-KERNELS: dict[str, Kernel] = {row.name: row for subject in SUBJECTS for row in subject.ROWS}
+def _rows() -> list[Kernel]:
+    """The rows of every module `spec` or `..._spec` in an operation's folder."""
+    rows: list[Kernel] = []
+    for folder in iter_modules(ops.__path__, f"{ops.__name__}."):
+        package = import_module(folder.name)
+        for module in iter_modules(package.__path__, f"{folder.name}."):
+            if module.name.endswith("spec"):
+                rows += import_module(module.name).ROWS
+    return rows
+
+
+KERNELS: dict[str, Kernel] = {row.name: row for row in _rows()}

@@ -23,12 +23,12 @@ NVRTC_OPTIONS = (f"--std={STANDARD}", "--fmad=false")
 
 def names() -> tuple[str, ...]:
     """The kernel sources, in order."""
-    return tuple(sorted(f.name for f in _folder().iterdir() if f.name.endswith(".cu")))
+    return tuple(sorted(name for name in _files() if name.endswith(".cu")))
 
 
 @cache
 def text(name: str) -> str:
-    """The source `name`, a file of `cuda/`, with its headers inserted."""
+    """The source `name`, of an operation's folder, with its headers inserted."""
     return expand(_read(name), name)
 
 
@@ -58,8 +58,13 @@ def _expand(source: str, name: str, seen: set[str]) -> list[str]:
 
 
 def _read(name: str) -> str:
-    return (_folder() / name).read_text(encoding="utf-8")
+    return _files()[name].read_text(encoding="utf-8")
 
 
-def _folder() -> Traversable:
-    return files("cupy_kernels") / "cuda"
+@cache
+def _files() -> dict[str, Traversable]:
+    """The sources of all operations and the shared headers, by file name."""
+    package = files("cupy_kernels")
+    operations = [folder for folder in (package / "ops").iterdir() if folder.is_dir()]
+    texts = [file for folder in (package / "headers", *operations) for file in folder.iterdir()]
+    return {file.name: file for file in texts if file.name.endswith((".cu", ".cuh"))}

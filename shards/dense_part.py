@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from cupy_kernels import backends
 from cupy_kernels.backends import HOST, Backend
-from cupy_kernels.updates import sgd_measured, squared_norm
+from cupy_kernels.ops.updates import sgd_measured, squared_norm
 from shards import payloads, pull_encodings, zstd_frames
 from shards.buffer_pool import Buffers, are_unshared
 from shards.delta_pulls import KINDS, DeltaViews

@@ -1,8 +1,8 @@
 """The registry of payload kinds: how each is checked and decoded.
 
-A payload is the frame for one key range; cupy_kernels/codecs.py defines the bytes of each kind. A
-frame comes from another process, so it is checked before it is decoded: its length follows from the
-kind and the number of keys, the indices of a sparse payload must ascend within the range, and
+A payload is the frame for one key range; `cupy_kernels.ops.codecs` defines the bytes of each kind.
+A frame comes from another process, so it is checked before it is decoded: its length follows from
+the kind and the number of keys, the indices of a sparse payload must ascend within the range, and
 scales must be finite and not negative. The shard's guard checks that the decoded floats are finite.
 
 A sparse payload is n uint32 indices, relative to the start of the range, then n float32 values. n
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import codecs
+from cupy_kernels.ops import codecs
 from shards import zstd_frames
 from shards.errors import BadMessage
 from shards.messages import Kind

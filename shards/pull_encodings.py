@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import codecs
+from cupy_kernels.ops import codecs
 from shards import delta_pulls, zstd_frames
 from shards.errors import BadMessage
 from shards.messages import Kind

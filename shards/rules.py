@@ -11,8 +11,8 @@ All formulas are Caffe's. For a tensor with multipliers `lr_mult` and `decay_mul
     w <- w - step(g, slots) * rate * lr_mult
 
 and for a buffer w <- w - g, in float32, each operation rounded once, so that a shard equals a
-serial NumPy loop bit for bit. A new rule needs its formula in cupy_kernels/cpu/updates.py and one
-class here.
+serial NumPy loop bit for bit. A new rule needs its formula in cupy_kernels/ops/updates/cpu.py and
+one class here.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,9 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from cupy_kernels import backends, updates
+from cupy_kernels import backends
 from cupy_kernels.backends import HOST, Backend, backend_of
+from cupy_kernels.ops import updates
 from shards import argument_checks
 from shards.buffer_pool import allocator
 from shards.errors import BadInput

@@ -23,7 +23,7 @@ from operator import attrgetter
 import msgspec
 from msgspec import structs
 
-from cupy_kernels.updates import mean
+from cupy_kernels.ops.updates import mean
 from shards.aggregation import CONSTANT, EACH, WEIGHINGS, Buffer, Round
 from shards.errors import BadInput
 from shards.ledger import Ledger

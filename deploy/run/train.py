@@ -12,7 +12,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from cupy_kernels.updates import compiles_first
+from cupy_kernels.ops.updates import compiles_first
 from deploy.run import ray_and_spark
 from deploy.run.finish import AlreadyFinished, complete, finish, summary_of_end
 from deploy.run.folder import RunFolder

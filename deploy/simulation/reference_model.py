@@ -20,7 +20,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.updates import mean
+from cupy_kernels.ops.updates import mean
 from deploy.simulation.config import SimulationConfig
 from deploy.simulation.invariants import BLOCK, Array, Promise, Violation, gradient
 from shards.aggregation import Buffer, StaleLimit

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import codecs
-from cupy_kernels.updates import squared_norm
+from cupy_kernels.ops import codecs
+from cupy_kernels.ops.updates import squared_norm
 from ps.session.compression import Compression, Rounded, Sparse, TopK, Writing
 from shards import payloads, zstd_frames
 from shards.errors import BadInput

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cupy_kernels.updates import sgd_measured, squared_norm
+from cupy_kernels.ops.updates import sgd_measured, squared_norm
 from shards.rules import RULES, Decay, Floats, cover_gaps
 from shards.tables import RateRun
 from tests.bench.report import Goal, goals, save

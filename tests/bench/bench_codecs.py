@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import codecs
-from cupy_kernels.cpu import codecs as codec_loops
+from cupy_kernels.ops import codecs
+from cupy_kernels.ops.codecs import cpu as codec_loops
 from shards import payloads, zstd_frames
 from shards.messages import Kind
 from tests.bench.report import Goal, goals, save

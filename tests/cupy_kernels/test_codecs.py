@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels import codecs, codecs_numpy
 from cupy_kernels.backends import EmulatorBackend, as_host, copy_to
-from cupy_kernels.codecs import Dense
-from cupy_kernels.cpu import codecs as codec_loops
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.launch import launch
+from cupy_kernels.ops import codecs
+from cupy_kernels.ops.codecs import Dense
+from cupy_kernels.ops.codecs import cpu as codec_loops
+from cupy_kernels.ops.codecs import cpu_numpy as codecs_numpy
 
 KINDS: tuple[Dense, ...] = ("fp16", "bf16", "int8", "int4", "sign")
 SIZES = (1, 7, 255, 256, 257, 777, 16_384, 20_011)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels import convolution, reference
-from cupy_kernels.cpu import convolution as cpu
-from cupy_kernels.cpu import loops
+from cupy_kernels import loops, reference
+from cupy_kernels.ops import convolution
+from cupy_kernels.ops.convolution import cpu
 from cupy_kernels.types import Array
 from cupy_kernels.window_shapes import Convolution
 from cupy_kernels.workspace import Workspace

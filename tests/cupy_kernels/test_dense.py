@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels import activation, dropout, inner_product, reference
-from cupy_kernels.rng_keys import RngKey
+from cupy_kernels import reference
+from cupy_kernels.ops import activation, dropout, inner_product
+from cupy_kernels.ops.dropout.rng_keys import RngKey
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 

@@ -5,14 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_kernels import dropout, pooling, sources
+from cupy_kernels import sources
 from cupy_kernels.backends import EmulatorBackend, as_host, copy_to
-from cupy_kernels.cpu import dropout as cpu
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.kernel_spec import Kernel, one_block, reads, writes
-from cupy_kernels.kernel_specs import dropout as rows_of_dropout
 from cupy_kernels.launch import launch
-from cupy_kernels.rng_keys import RngKey
+from cupy_kernels.ops import dropout, pooling
+from cupy_kernels.ops.dropout import cpu
+from cupy_kernels.ops.dropout import spec as rows_of_dropout
+from cupy_kernels.ops.dropout.rng_keys import RngKey
 from cupy_kernels.types import AnyArray, Array
 from cupy_kernels.window_shapes import Pooling
 from cupy_kernels.workspace import Workspace

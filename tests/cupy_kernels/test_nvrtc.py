@@ -3,8 +3,8 @@
 import pytest
 
 from cupy_kernels import nvrtc, sources
-from cupy_kernels.kernel_specs.convolution import SHAPE
 from cupy_kernels.nvrtc import Resources
+from cupy_kernels.ops.convolution.spec import SHAPE
 from cupy_kernels.registry import KERNELS
 from tests.support.probe_kernel import BF16, HEADERS, MMA, TF32, source_of
 

@@ -10,9 +10,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from cupy_kernels import (
+from cupy_kernels import backends, loops
+from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, backend_of, copy_to
+from cupy_kernels.emulator import Emulator
+from cupy_kernels.emulator.array import Emulated
+from cupy_kernels.ops import (
     activation,
-    backends,
     batch_norm,
     channels,
     convolution,
@@ -29,11 +32,7 @@ from cupy_kernels import (
     reduction,
     softmax,
 )
-from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, backend_of, copy_to
-from cupy_kernels.cpu import loops
-from cupy_kernels.emulator import Emulator
-from cupy_kernels.emulator.array import Emulated
-from cupy_kernels.gpu import convolution as gpu
+from cupy_kernels.ops.convolution import gpu
 from cupy_kernels.types import AnyArray
 from cupy_kernels.workspace import Workspace
 from tests.cupy_kernels.operations import Operation, every_operation
@@ -125,6 +124,6 @@ def test_both_bodies_of_an_operation_have_one_signature(subject: ModuleType) -> 
 
 def public(module: ModuleType) -> list[FunctionType]:
     """The operations' bodies of a module: its functions that are an operation's name."""
-    subject = import_module(f"cupy_kernels.{module.__name__.rpartition('.')[2]}")
+    subject = import_module(module.__name__.rpartition(".")[0])
     found = [value for value in vars(module).values() if isinstance(value, FunctionType)]
     return [body for body in found if body.__name__ in vars(subject)]

@@ -26,13 +26,13 @@ def test_each_kernel_gets_its_own_defect() -> None:
 @pytest.mark.usefixtures("emulated")
 def test_cases_find_an_idle_thread() -> None:
     """Every kernel of the smallest source with a planted defect is found, and none without."""
-    names = set(sources.kernel_names(sources.text("layout.cu")))
-    assert missed("layout.cu", "idle thread") == (names, set())
+    names = set(sources.kernel_names(sources.text("image_layout.cu")))
+    assert missed("image_layout.cu", "idle thread") == (names, set())
 
 
 @pytest.mark.usefixtures("emulated")
 def test_a_harmless_change_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that "found" means what it says."""
     monkeypatch.setitem(RULES, "nothing", lambda body: f"; {body}")
-    changed, unseen = missed("layout.cu", "nothing")
+    changed, unseen = missed("image_layout.cu", "nothing")
     assert changed == unseen

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels import pooling, reference
-from cupy_kernels.cpu import loops
+from cupy_kernels import loops, reference
+from cupy_kernels.ops import pooling
 from cupy_kernels.types import Array
 from cupy_kernels.window_shapes import Pooling
 from cupy_kernels.workspace import Workspace

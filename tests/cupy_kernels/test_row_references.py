@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_kernels.kernel_specs import channels
-from cupy_kernels.kernel_specs.elementwise import DERIVATIVE, FORWARD
+from cupy_kernels.ops.activation.spec import DERIVATIVE, FORWARD
+from cupy_kernels.ops.reduction.column_sums_spec import chunks
 from cupy_kernels.registry import KERNELS
 from cupy_kernels.types import Wide
 from tests.cupy_kernels.cases.elementwise import SETTINGS
@@ -103,7 +103,7 @@ def test_moments_and_statistics_are_mean_and_variance() -> None:
     partials = KERNELS["batch_norm_moments"].reference(x=flat, **shape)["partials"].reshape(-1)
     nothing = dict.fromkeys(("running_mean", "running_variance", "running_factor"))
     found = KERNELS["batch_norm_statistics"].reference(
-        x=flat, partials=partials, chunks=channels.chunks(rows), epsilon=0.0, **nothing, **shape
+        x=flat, partials=partials, chunks=chunks(rows), epsilon=0.0, **nothing, **shape
     )
     np.testing.assert_allclose(found["mean"], x.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(found["deviate"], 1 / x.std(axis=0), rtol=1e-9)

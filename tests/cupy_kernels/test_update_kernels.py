@@ -6,10 +6,10 @@
 import numpy as np
 import pytest
 
-from cupy_kernels import updates
 from cupy_kernels.backends import EmulatorBackend, as_host, copy_to
 from cupy_kernels.emulator import Emulator
-from cupy_kernels.kernel_specs.updates import CONSTANTS
+from cupy_kernels.ops import updates
+from cupy_kernels.ops.updates.spec import CONSTANTS
 from cupy_kernels.registry import KERNELS
 from tests.support.update_arguments import RULES, SLOTS, constants, normal, run_of
 

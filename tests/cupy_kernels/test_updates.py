@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels import updates
-from cupy_kernels.cpu import updates as update_loops
-from cupy_kernels.update_reference import REFERENCES, add_decay
-from cupy_kernels.updates import Floats, Runs
+from cupy_kernels.ops import updates
+from cupy_kernels.ops.updates import Floats, Runs
+from cupy_kernels.ops.updates import cpu as update_loops
+from cupy_kernels.ops.updates.reference import REFERENCES, add_decay
 from tests.support.update_arguments import HYPER, ROOTLESS, RULES, SLOTS, constants, normal, run_of
 
 SEED = 20120
@@ -249,7 +249,7 @@ import sys
 import time
 sys.modules["numba"] = None  # as if it were not installed
 from hashlib import sha256
-from cupy_kernels import updates
+from cupy_kernels.ops import updates
 from tests.support.update_arguments import RULES, run_of
 from tests.cupy_kernels.test_updates import updated
 assert updates.engine() == "numpy"
@@ -281,7 +281,7 @@ def test_updates_work_without_numba() -> None:
 
 def test_importing_the_rules_loads_no_numba() -> None:
     """numba, a second's import, is loaded by the first update and not before."""
-    loaded = "import sys, shards.rules, cupy_kernels.updates; print('numba' in sys.modules)"
+    loaded = "import sys, shards.rules, cupy_kernels.ops.updates; print('numba' in sys.modules)"
     assert child(loaded) == "False"
 
 
@@ -289,7 +289,7 @@ def test_loops_are_cached_when_they_have_been_compiled(tmp_path: Path) -> None:
     """A file of loops is cached once one of them has run, and no longer after the file changed."""
     source = tmp_path / "some_loops.py"
     source.write_text(
-        "from cupy_kernels.cpu.updates import compile_loop\n"
+        "from cupy_kernels.ops.updates.cpu import compile_loop\n"
         "@compile_loop\n"
         "def double(x):\n"
         "    return x + x\n"

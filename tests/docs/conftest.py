@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import pytest
 
-from cupy_kernels.cpu import updates as update_loops
+from cupy_kernels.ops.updates import cpu as update_loops
 from tests.support.bare_python import bare_python
 from tests.support.doc_pages import ROOT
 from tests.support.small_demo import write_demo, write_parquet

@@ -22,12 +22,14 @@ FACADES = (
     "worker.torch",
     "deploy",
     "cupy_kernels",
-    "cupy_kernels.cpu",
+    "cupy_kernels.ops",
+    "cupy_kernels.ops.activation",
+    "cupy_kernels.ops.updates",
     "cupy_kernels.emulator",
 )
 """The packages whose names are for users."""
 
-_OF_MODULES = {"cupy_kernels", "cupy_kernels.cpu"}
+_OF_MODULES = {"cupy_kernels", "cupy_kernels.ops", *(f for f in FACADES if ".ops." in f)}
 """Packages whose modules are their public names."""
 
 _PACKAGES = {"cupy_kernels", "shards", "ps", "worker", "deploy", "tests"}

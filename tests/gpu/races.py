@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import convolution, pooling
-from cupy_kernels.kernel_specs.updates import CHUNK, HYPER, MULTIPLIERS, VERDICT
+from cupy_kernels.ops import convolution, pooling
+from cupy_kernels.ops.updates.spec import CHUNK, HYPER, MULTIPLIERS, VERDICT
 from cupy_kernels.types import Precision
 from cupy_kernels.window_shapes import Convolution, Pooling
 from cupy_kernels.workspace import Workspace

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel_specs.updates import CHUNK, HYPER, MULTIPLIERS
+from cupy_kernels.ops.updates.spec import CHUNK, HYPER, MULTIPLIERS
 from tests.bench.report import Goal
 from tests.gpu.ground import GpuGround, Ground, Run
 from tests.gpu.race import Ceilings, Entry, Race, Times

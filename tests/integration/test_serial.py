@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from cupy_kernels.cpu import loops
+from cupy_kernels import loops
 from ps import AdminClient, Cluster
 from ps.client import Client
 from ps.job_spec import shard_specs

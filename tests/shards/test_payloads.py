@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels import codecs
+from cupy_kernels.ops import codecs
 from shards import payloads, zstd_frames
 from shards.errors import BadInput, BadMessage
 from shards.messages import Kind

@@ -9,7 +9,7 @@ import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from cupy_kernels.updates import sgd_measured
+from cupy_kernels.ops.updates import sgd_measured
 from shards.errors import BadInput
 from shards.rules import (
     RULES,

@@ -18,7 +18,7 @@ from shards.messages import Kind
 from tests.support.shard_dsl import Talk, gradient, pull, push, spec
 
 def compiled():
-    loops = [m for n, m in sys.modules.items() if n.startswith("cupy_kernels.cpu.")]
+    loops = [m for n, m in sys.modules.items() if n.startswith("cupy_kernels.ops.")]
     found = {}
     for module in loops:
         for name, one in vars(module).items():
@@ -32,7 +32,7 @@ def frame_of(kind, keys):
     return bytes(payloads.PAYLOADS[kind].max_bytes(keys))
 
 spec().prepare()
-assert "cupy_kernels.cpu.codecs" not in sys.modules, "plain floats need no codec"
+assert "cupy_kernels.ops.codecs.cpu" not in sys.modules, "plain floats need no codec"
 for pushed, pulled in map(str.split, sys.argv[1:]):
     pushed, pulled = Kind(pushed), Kind(pulled)
     spec(pushed=pushed, pulled=pulled).prepare()

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.updates import squared_norm
+from cupy_kernels.ops.updates import squared_norm
 from shards.tables import KeyRange, segments
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver

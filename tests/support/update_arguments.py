@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cupy_kernels.updates import Floats, Runs
+from cupy_kernels.ops.updates import Floats, Runs
 
 HYPER: dict[str, dict[str, float]] = {
     "sgd": {},

@@ -24,9 +24,10 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import DTypeLike
 
-from cupy_kernels import backends, image_layout, softmax
+from cupy_kernels import backends
 from cupy_kernels.backends import as_host
 from cupy_kernels.host_pool import HostPool
+from cupy_kernels.ops import image_layout, softmax
 from cupy_kernels.types import AnyArray, Array, Labels, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput

@@ -19,9 +19,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import backends, eltwise, reduction
+from cupy_kernels import backends
 from cupy_kernels.host_pool import HostPool
-from cupy_kernels.reduction import Term
+from cupy_kernels.ops import eltwise, reduction
+from cupy_kernels.ops.reduction import Term
 from cupy_kernels.types import AnyArray, Array, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import image_layout
 from cupy_kernels.backends import as_host, backend_of, copy_to
+from cupy_kernels.ops import image_layout
 from cupy_kernels.types import AnyArray, Array
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput

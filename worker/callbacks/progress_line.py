@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
-from cupy_kernels.updates import compiles_first
+from cupy_kernels.ops.updates import compiles_first
 from worker.callbacks.base import Callback, Parameters, RunStatus, WatchedRun
 from worker.spark import DataFrame, shows_progress
 from worker.training.evaluation import Evaluation, in_words

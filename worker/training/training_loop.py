@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from cupy_kernels.updates import squared_norm
+from cupy_kernels.ops.updates import squared_norm
 from ps.client import Client
 from ps.snapshots.worker_state import NO_STATE, OwnState
 from shards.tables import KeyRange, segments

@@ -1,10 +1,10 @@
-"""Cases of `channels.cu`."""
+"""Cases of `channels.cu` and `column_sums.cu`."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from cupy_kernels.kernel_specs.channels import chunks
+from cupy_kernels.ops.reduction.column_sums_spec import chunks
 from tests.support.kernel_check import Case
 
 SHAPES = ((0, 3), (1, 1), (5, 33), (67, 3), (130, 32), (9, 100))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel_specs.codecs import BLOCK
+from cupy_kernels.ops.codecs.spec import BLOCK
 from tests.cupy_kernels.cases.updates import verdict
 from tests.support.kernel_check import Case
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cupy_kernels.rng_keys import limit
+from cupy_kernels.ops.dropout.rng_keys import limit
 from tests.support.kernel_check import Case
 
 SIZES = (0, 1, 6, 257, 1030)

@@ -1,11 +1,11 @@
-"""Cases of `elementwise.cu`."""
+"""Cases of `activation.cu`."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel_specs.elementwise import DERIVATIVE, FORWARD
+from cupy_kernels.ops.activation.spec import DERIVATIVE, FORWARD
 from cupy_kernels.types import Array
 from tests.support.kernel_check import Case
 

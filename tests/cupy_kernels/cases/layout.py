@@ -1,4 +1,4 @@
-"""Cases of `layout.cu`: tiles that are full, ragged and single, with and without a mean."""
+"""Cases of `image_layout.cu`: tiles that are full, ragged and single, with and without a mean."""
 
 from collections.abc import Iterator
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel_specs.channels import chunks
+from cupy_kernels.ops.reduction.column_sums_spec import chunks
 from tests.support.kernel_check import Case
 
 ACROSS = ((0, 4, 5), (3, 1, 3), (7, 10, 5), (50, 96, 5), (3, 1, 5), (6, 8, 3), (2, 1500, 3))

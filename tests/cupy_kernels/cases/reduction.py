@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cupy_kernels.kernel_specs.reduction import CHUNK, chunks
+from cupy_kernels.ops.reduction.spec import CHUNK, chunks
 from tests.support.kernel_check import Case
 
 SHAPES = ((0, 5), (3, 0), (1, 1), (5, 33), (40, 3), (2, CHUNK), (2, 2 * CHUNK + 5))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel_specs.softmax import NOTHING_IGNORED
+from cupy_kernels.ops.softmax.spec import NOTHING_IGNORED
 from tests.support.kernel_check import Case
 
 SHAPES = ((0, 3), (1, 1), (9, 10), (17, 33), (3, 700))

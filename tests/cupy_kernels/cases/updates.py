@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.kernel_spec import Role
-from cupy_kernels.kernel_specs import updates
-from cupy_kernels.kernel_specs.updates import HYPER, MULTIPLIERS, VERDICT
+from cupy_kernels.ops.updates import spec as updates
+from cupy_kernels.ops.updates.spec import HYPER, MULTIPLIERS, VERDICT
 from cupy_kernels.registry import KERNELS
 from tests.support.kernel_check import Case
 

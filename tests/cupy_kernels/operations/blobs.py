@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import activation, batch_norm, channels, dropout, eltwise, embedding
-from cupy_kernels import activation_functions as f
-from cupy_kernels.kernel_specs.elementwise import DERIVATIVE, FORWARD
+from cupy_kernels.ops import activation, batch_norm, channels, dropout, eltwise, embedding
+from cupy_kernels.ops.activation import functions as f
+from cupy_kernels.ops.activation.spec import DERIVATIVE, FORWARD
+from cupy_kernels.ops.batch_norm.running_statistics import RunningStatistics
+from cupy_kernels.ops.dropout.rng_keys import RngKey, limit
 from cupy_kernels.registry import KERNELS
-from cupy_kernels.rng_keys import RngKey, limit
-from cupy_kernels.running_statistics import RunningStatistics
 from tests.cupy_kernels.operations import Operation, Results, There, Works, draw, unwritten, wide
 
 FUNCTIONS: tuple[f.Function, ...] = (

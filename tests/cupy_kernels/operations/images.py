@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import convolution, image_layout, lrn, pooling, reference
+from cupy_kernels import reference
+from cupy_kernels.ops import convolution, image_layout, lrn, pooling
+from cupy_kernels.ops.dropout.rng_keys import RngKey
 from cupy_kernels.registry import KERNELS
-from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.window_shapes import Convolution, Lrn, Pooling
 from tests.cupy_kernels.cases.pooling import pairs
 from tests.cupy_kernels.operations import (

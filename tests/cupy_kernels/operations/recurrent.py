@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import recurrent
+from cupy_kernels.ops import recurrent
 from cupy_kernels.registry import KERNELS
 from tests.cupy_kernels.operations import (
     Operation,

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import mvn, reduction
-from cupy_kernels.reduction import Term
+from cupy_kernels.ops import mvn, reduction
+from cupy_kernels.ops.reduction import Term
 from tests.cupy_kernels.operations import Operation, Results, There, Works, draw, wide
 
 TERMS: dict[Term, tuple[Any, Any]] = {

@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import inner_product, reference, softmax
+from cupy_kernels import reference
+from cupy_kernels.ops import inner_product, softmax
 from tests.cupy_kernels.operations import Operation, Results, There, Works, draw, unwritten, wide
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupy_kernels import updates
 from cupy_kernels.backends import EmulatorBackend, as_host, copy_to, empty
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.emulator.array import Emulated
-from cupy_kernels.kernel_specs.updates import CHUNK, HYPER, MULTIPLIERS
 from cupy_kernels.launch import launch
+from cupy_kernels.ops import updates
+from cupy_kernels.ops.updates.spec import CHUNK, HYPER, MULTIPLIERS
 from cupy_kernels.types import AnyArray, Array, Precision
 from shards.errors import BadInput
 from tests.support.small_nets import network

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from cupy_kernels import softmax
+from cupy_kernels.ops import softmax
 from worker.caffe.layer import Arrays, Layer, Shape, StepKey, SupportedFields
 from worker.caffe.layers.labelled import Labelled
 

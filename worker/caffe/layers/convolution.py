@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from cupy_kernels import channels, convolution, window_shapes
+from cupy_kernels import window_shapes
+from cupy_kernels.ops import channels, convolution
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 from worker.caffe.layer import Arrays, Gradients, Layer, NeedsGrad, Shape, StepKey, SupportedFields

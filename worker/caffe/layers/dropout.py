@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import ClassVar
 
-from cupy_kernels import dropout
-from cupy_kernels.rng_keys import RngKey
+from cupy_kernels.ops import dropout
+from cupy_kernels.ops.dropout.rng_keys import RngKey
 from cupy_kernels.types import Array
 from worker.caffe.layer import Layer, Shape, StepKey, SupportedFields, Unary
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from math import log
 from typing import ClassVar, NamedTuple
 
-from cupy_kernels import activation, activation_functions
-from cupy_kernels.activation_functions import Function
+from cupy_kernels.ops import activation
+from cupy_kernels.ops.activation import functions as activation_functions
+from cupy_kernels.ops.activation.functions import Function
 from cupy_kernels.types import Array
 from worker.caffe.layer import (
     Arrays,

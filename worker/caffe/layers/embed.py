@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from cupy_kernels import channels, embedding
+from cupy_kernels.ops import channels, embedding
 from cupy_kernels.types import AnyArray, Labels
 from worker.caffe.layer import (
     Arrays,

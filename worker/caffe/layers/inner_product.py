@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
 
-from cupy_kernels import inner_product
+from cupy_kernels.ops import inner_product
 from cupy_kernels.types import Array
 from worker.caffe.layer import (
     Arrays,

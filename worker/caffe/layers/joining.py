@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import ClassVar
 
-from cupy_kernels import channels, eltwise
+from cupy_kernels.ops import channels, eltwise
 from cupy_kernels.types import Array
 from worker.caffe.caffe_pb2 import EltwiseParameter
 from worker.caffe.layer import (

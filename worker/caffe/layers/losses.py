@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
 
-from cupy_kernels import backends, eltwise, losses, reduction, softmax
-from cupy_kernels.losses import ClassRule
-from cupy_kernels.reduction import Term
+from cupy_kernels import backends
+from cupy_kernels.ops import eltwise, losses, reduction, softmax
+from cupy_kernels.ops.losses import ClassRule
+from cupy_kernels.ops.reduction import Term
 from cupy_kernels.types import AnyArray, Array
 from worker.caffe.caffe_pb2 import HingeLossParameter, LossParameter
 from worker.caffe.layer import (

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from math import ceil
 from typing import ClassVar
 
-from cupy_kernels import channels, eltwise, pooling, window_shapes
-from cupy_kernels.rng_keys import RngKey
+from cupy_kernels import window_shapes
+from cupy_kernels.ops import channels, eltwise, pooling
+from cupy_kernels.ops.dropout.rng_keys import RngKey
 from cupy_kernels.types import AnyArray, Array
 from cupy_kernels.workspace import Workspace
 from worker.caffe.caffe_pb2 import PoolingParameter, SPPParameter

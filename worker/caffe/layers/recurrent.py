@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
 
-from cupy_kernels import activation, backends, channels, inner_product, recurrent
-from cupy_kernels.activation_functions import Tanh
+from cupy_kernels import backends
+from cupy_kernels.ops import activation, channels, inner_product, recurrent
+from cupy_kernels.ops.activation.functions import Tanh
 from cupy_kernels.types import AnyArray, Array
 from worker.caffe.layer import (
     Arrays,

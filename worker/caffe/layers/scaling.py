@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
 
-from cupy_kernels import batch_norm, channels
+from cupy_kernels.ops import batch_norm, channels
 from cupy_kernels.types import AnyArray, Array
 from worker.caffe.caffe_pb2 import BiasParameter, FillerParameter, ScaleParameter
 from worker.caffe.layer import (

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
 
-from cupy_kernels import channels, eltwise
+from cupy_kernels.ops import channels, eltwise
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 from worker.caffe.layer import (

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from cupy_kernels import backends, softmax
+from cupy_kernels import backends
+from cupy_kernels.ops import softmax
 from cupy_kernels.types import AnyArray, Array
 from worker.caffe.caffe_pb2 import LossParameter
 from worker.caffe.layer import (

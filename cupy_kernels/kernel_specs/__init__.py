@@ -1,1 +1,0 @@
-"""The rows of the registry, a file for each subject: signatures, references, bytes, tolerances."""
