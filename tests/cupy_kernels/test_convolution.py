@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels import loops, reference
+from cupy_kernels import compilation
 from cupy_kernels.ops import convolution
-from cupy_kernels.ops.convolution import cpu
+from cupy_kernels.ops.convolution import cpu, reference
+from cupy_kernels.ops.convolution.window import Convolution
 from cupy_kernels.types import Array
-from cupy_kernels.window_shapes import Convolution
 from cupy_kernels.workspace import Workspace
 
 PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3))
@@ -29,7 +29,7 @@ def draw(rng: np.random.Generator, *shape: int) -> Array:
     return rng.standard_normal(shape, np.float32)
 
 
-@pytest.mark.parametrize("compiled", [loops.COMPILED, False])
+@pytest.mark.parametrize("compiled", [compilation.COMPILED, False])
 @given(
     shape=SHAPES,
     n=st.integers(1, 3),
@@ -50,7 +50,7 @@ def test_forward_and_backward_equal_the_reference(
 
     1 to 21 input channels cover all ways of unrolling, in compiled loops and in NumPy.
     """
-    with patch.object(loops, "COMPILED", compiled):
+    with patch.object(compilation, "COMPILED", compiled):
         check(shape, n, size, each, seed)
 
 

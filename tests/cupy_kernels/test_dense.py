@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels import reference
 from cupy_kernels.ops import activation, dropout, inner_product
+from cupy_kernels.ops.activation import reference as activation_reference
 from cupy_kernels.ops.dropout.rng_keys import RngKey
+from cupy_kernels.ops.inner_product import reference as inner_product_reference
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
@@ -24,10 +25,12 @@ def test_inner_product_equals_the_reference(m: int, k: int, out: int, seed: int)
     x, weight, bias, dy = draw(rng, m, k), draw(rng, out, k), draw(rng, out), draw(rng, m, out)
     y = inner_product.forward(x, weight, bias, work)
     wide = [a.astype(np.float64) for a in (x, weight, bias, dy)]
-    np.testing.assert_allclose(y, reference.inner_product(*wide[:3]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        y, inner_product_reference.inner_product(*wide[:3]), rtol=1e-4, atol=1e-5
+    )
     dweight, dbias = np.full_like(weight, np.nan), np.full_like(bias, np.nan)
     dx = inner_product.backward(dy, x, weight, dweight, dbias, work, needs_dx=True)
-    expected = reference.inner_product_backward(wide[3], wide[0], wide[1])
+    expected = inner_product_reference.inner_product_backward(wide[3], wide[0], wide[1])
     for ours, theirs in zip((dx, dweight, dbias), expected, strict=True):
         assert ours is not None
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -43,9 +46,11 @@ def test_relu_equals_the_reference(slope: float, shape: tuple[int, ...]) -> None
     x.flat[0] = 0.0
     y = activation.relu(x, slope, work)
     wide, wide_dy = x.astype(np.float64), dy.astype(np.float64)
-    np.testing.assert_allclose(y, reference.relu(wide, slope), rtol=1e-6)
+    np.testing.assert_allclose(y, activation_reference.relu(wide, slope), rtol=1e-6)
     dx = activation.relu_backward(dy, x, slope, work)
-    np.testing.assert_allclose(dx, reference.relu_backward(wide_dy, wide, slope), rtol=1e-6)
+    np.testing.assert_allclose(
+        dx, activation_reference.relu_backward(wide_dy, wide, slope), rtol=1e-6
+    )
 
 
 def mask(seed: int, step: int, layer: int, ratio: float = 0.4) -> Array:

@@ -14,8 +14,8 @@ from cupy_kernels.ops import dropout, pooling
 from cupy_kernels.ops.dropout import cpu
 from cupy_kernels.ops.dropout import spec as rows_of_dropout
 from cupy_kernels.ops.dropout.rng_keys import RngKey
+from cupy_kernels.ops.pooling.window import Pooling
 from cupy_kernels.types import AnyArray, Array
-from cupy_kernels.window_shapes import Pooling
 from cupy_kernels.workspace import Workspace
 from tests.cupy_kernels.cases.pooling import pairs
 

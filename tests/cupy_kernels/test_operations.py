@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from cupy_kernels import backends, loops
+from cupy_kernels import backends, compilation
 from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, backend_of, copy_to
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.emulator.array import Emulated
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("emulated")
 
 @pytest.mark.parametrize(
     ("place", "compiled"),
-    [(HOST, loops.COMPILED), (HOST, False), (KERNELS, False)],
+    [(HOST, compilation.COMPILED), (HOST, False), (KERNELS, False)],
     ids=["host", "NumPy", "kernels"],
 )
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
@@ -53,7 +53,7 @@ def test_an_operation_equals_its_float64_reference(
     operation: Operation, place: Backend, compiled: bool
 ) -> None:
     """On the device of its arrays, compiled or in NumPy, and its results are there, too."""
-    with patch.object(loops, "COMPILED", compiled):
+    with patch.object(compilation, "COMPILED", compiled):
         found = operation.run(lambda array: copy_to(array, place), defaultdict(Workspace))
     assert found.keys() == operation.expected.keys()
     for name, values in found.items():

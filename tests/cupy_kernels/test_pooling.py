@@ -7,10 +7,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels import loops, reference
+from cupy_kernels import compilation
 from cupy_kernels.ops import pooling
+from cupy_kernels.ops.pooling import reference
+from cupy_kernels.ops.pooling.window import Pooling
 from cupy_kernels.types import Array
-from cupy_kernels.window_shapes import Pooling
 from cupy_kernels.workspace import Workspace
 
 
@@ -51,7 +52,7 @@ def check(shape: Pooling, x: Array, mode: str, dy_seed: int) -> None:
 
 
 @given(case=poolings(), n=st.integers(1, 2), c=st.integers(1, 3), seed=st.integers(0, 99))
-@pytest.mark.parametrize("compiled", [loops.COMPILED, False])
+@pytest.mark.parametrize("compiled", [compilation.COMPILED, False])
 @pytest.mark.parametrize("mode", ["max", "average"])
 @settings(max_examples=60)
 def test_forward_and_backward_equal_the_reference(
@@ -60,7 +61,7 @@ def test_forward_and_backward_equal_the_reference(
     """Values and gradients; few distinct values, so that ties are frequent."""
     shape, size = case
     x = np.random.default_rng(seed).integers(-2, 3, (n, *size, c)).astype(np.float32)
-    with patch.object(loops, "COMPILED", compiled):
+    with patch.object(compilation, "COMPILED", compiled):
         check(shape, x, mode, seed)
 
 

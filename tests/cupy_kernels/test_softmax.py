@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels import reference
 from cupy_kernels.ops import softmax
+from cupy_kernels.ops.softmax import reference
 from cupy_kernels.workspace import Workspace
 
 SIZES = st.tuples(st.integers(1, 9), st.integers(1, 12))

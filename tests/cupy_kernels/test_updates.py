@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cupy_kernels import compilation
 from cupy_kernels.ops import updates
 from cupy_kernels.ops.updates import Floats, Runs
 from cupy_kernels.ops.updates import cpu as update_loops
@@ -161,7 +162,7 @@ def scalar_loops() -> list[str]:
     for rule in RULES:
         slots = numba.types.UniTuple(floats, SLOTS.get(rule, 1))
         arguments = numba.types.UniTuple(numba.float32, len(constants(rule)))
-        fresh = numba.njit(update_loops.plain(update_loops.UPDATES[rule].loop), error_model="numpy")
+        fresh = numba.njit(compilation.plain(update_loops.UPDATES[rule].loop), error_model="numpy")
         fresh.compile((frozen, frozen, slots, floats, runs, arguments))
         (code,) = fresh.inspect_llvm().values()
         # The compiler may add a negated product in place of subtracting it, as the processor suits.
@@ -236,7 +237,7 @@ def test_sgd_measured_is_vectorised() -> None:
     numba = pytest.importorskip("numba")
     floats = numba.float32[::1]
     frozen = numba.types.Array(numba.float32, 1, "C", readonly=True)
-    loop = update_loops.plain(update_loops.sgd_measured)
+    loop = compilation.plain(update_loops.sgd_measured)
     fresh = numba.njit(loop, error_model="numpy", fastmath=update_loops.ANY_ORDER)
     fresh.compile((floats, frozen, floats, numba.int64[:, ::1], floats))
     (code,) = fresh.inspect_llvm().values()
@@ -289,7 +290,7 @@ def test_loops_are_cached_when_they_have_been_compiled(tmp_path: Path) -> None:
     """A file of loops is cached once one of them has run, and no longer after the file changed."""
     source = tmp_path / "some_loops.py"
     source.write_text(
-        "from cupy_kernels.ops.updates.cpu import compile_loop\n"
+        "from cupy_kernels.compilation import compile_loop\n"
         "@compile_loop\n"
         "def double(x):\n"
         "    return x + x\n"
@@ -299,9 +300,9 @@ def test_loops_are_cached_when_they_have_been_compiled(tmp_path: Path) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert not update_loops.is_cached(module.double)
+    assert not compilation.is_cached(module.double)
     assert module.double(2.0) == 4.0
-    assert update_loops.is_cached(module.double)
+    assert compilation.is_cached(module.double)
     later = time.time() + 60
     os.utime(source, (later, later))
-    assert not update_loops.is_cached(module.double)
+    assert not compilation.is_cached(module.double)

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.ops import convolution, pooling
+from cupy_kernels.ops.convolution.window import Convolution
+from cupy_kernels.ops.pooling.window import Pooling
 from cupy_kernels.ops.updates.spec import CHUNK, HYPER, MULTIPLIERS, VERDICT
 from cupy_kernels.types import Precision
-from cupy_kernels.window_shapes import Convolution, Pooling
 from cupy_kernels.workspace import Workspace
 from tests.bench.report import Goal
 from tests.gpu.ground import GpuGround, Ground, Run

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from cupy_kernels import loops
+from cupy_kernels import compilation
 from ps import AdminClient, Cluster
 from ps.client import Client
 from ps.job_spec import shard_specs
@@ -159,7 +159,7 @@ def test_one_worker_over_spark_and_ray(
     import pyarrow as pa
 
     # Tasks of the tests have no numba, and NumPy adds in another order than the compiled loops.
-    monkeypatch.setattr(loops, "COMPILED", False)
+    monkeypatch.setattr(compilation, "COMPILED", False)
     model = CaffeModel(solver.train)
     found = run_job(
         spark.createDataFrame(pa.Table.from_batches([rows])).coalesce(1),

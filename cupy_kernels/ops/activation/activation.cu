@@ -1,4 +1,4 @@
-// Functions of one element: activations, their gradients, and sums, products and maxima of blobs.
+// Functions of one element: activations and their gradients.
 //
 // Layout: flat float32 arrays of n elements, whatever their shape; where a parameter belongs to a
 // channel, the channels are the last axis: element i has channel i % channels. y may be x, dx may be dy.
@@ -146,35 +146,4 @@ extern "C" __global__ void clip_backward(const float* dy, const float* x, float*
 // y = 1 above the limit, 0 elsewhere; it has no gradient.
 extern "C" __global__ void threshold_forward(const float* x, float* y, float limit, i64 n) {
   for (GRID_STRIDE(i, n)) y[i] = x[i] > limit ? 1.0f : 0.0f;
-}
-
-// y = a * x + b * y, and just a * x where b is 0, whatever y holds: sums of blobs, one by one.
-extern "C" __global__ void add_scaled(const float* x, float* y, float a, float b, i64 n) {
-  for (GRID_STRIDE(i, n)) y[i] = b == 0.0f ? a * x[i] : a * x[i] + b * y[i];
-}
-
-// y = a * b: products of blobs, and their gradients.
-extern "C" __global__ void multiply(const float* a, const float* b, float* y, i64 n) {
-  for (GRID_STRIDE(i, n)) y[i] = a[i] * b[i];
-}
-
-// y = a / b, and 0 where b is 0.
-extern "C" __global__ void quotient(const float* a, const float* b, float* y, i64 n) {
-  for (GRID_STRIDE(i, n)) y[i] = b[i] == 0.0f ? 0.0f : a[i] / b[i];
-}
-
-// y = max(y, x); `from` becomes `number` where x is strictly greater: of equal blobs the first wins.
-// NaN is greater than all numbers, or a maximum would hide it.
-extern "C" __global__ void keep_larger(const float* x, float* y, u8* from, int number, i64 n) {
-  for (GRID_STRIDE(i, n))
-    if (x[i] > y[i] || (x[i] != x[i] && y[i] == y[i])) {
-      y[i] = x[i];
-      from[i] = (u8)number;
-    }
-}
-
-// dx = dy where the maximum came from blob `number`, 0 elsewhere.
-extern "C" __global__ void keep_larger_backward(const float* dy, const u8* from, float* dx,
-                                                int number, i64 n) {
-  for (GRID_STRIDE(i, n)) dx[i] = from[i] == number ? dy[i] : 0.0f;
 }

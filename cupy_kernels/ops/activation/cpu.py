@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from cupy_kernels import loops
+from cupy_kernels import compilation
 from cupy_kernels.ops.activation import functions as f
+from cupy_kernels.ops.activation import loops
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
@@ -82,7 +83,7 @@ def _relu(x: Array, slope: float, y: Array, work: Workspace) -> None:
 
 
 def _relu_backward(dy: Array, x: Array, slope: float, dx: Array, work: Workspace) -> None:
-    if loops.COMPILED:
+    if compilation.COMPILED:
         loops.relu_backward(dy.reshape(-1), x.reshape(-1), np.float32(slope), dx.reshape(-1))
         return
     positive = work.take_as("mask", x.shape, np.bool_)

@@ -1,4 +1,4 @@
-"""Rows of `activation.cu`: activations, and sums, products and maxima of blobs.
+"""Rows of `activation.cu`: functions of one element, and their gradients.
 
 The references restate each formula in float64. A backward reference has the kernel's arguments: the
 input, or the output if that is sufficient.
@@ -13,7 +13,6 @@ from cupy_kernels.kernel_spec import (
     Kernel,
     Parameter,
     Tolerance,
-    changes,
     over,
     reads,
     scalar,
@@ -138,27 +137,6 @@ def _prelu_slope_terms(dy: Wide, x: Wide, **_: Any) -> dict[str, Any]:
     return {"terms": np.where(x > 0, 0, dy * x)}
 
 
-def _add_scaled(x: Wide, y: Wide, a: Any, b: Any, **_: Any) -> dict[str, Any]:
-    return {"y": float(a) * x + (float(b) * y if b else 0)}
-
-
-def _multiply(a: Wide, b: Wide, **_: Any) -> dict[str, Any]:
-    return {"y": a * b}
-
-
-def _quotient(a: Wide, b: Wide, **_: Any) -> dict[str, Any]:
-    return {"y": np.divide(a, b, where=b != 0, out=np.zeros_like(a))}
-
-
-def _keep_larger(x: Wide, y: Wide, number: int, **others: Any) -> dict[str, Any]:
-    greater = (x > y) | (np.isnan(x) & ~np.isnan(y))
-    return {"y": np.maximum(x, y), "from": np.where(greater, number, others["from"])}
-
-
-def _keep_larger_backward(dy: Wide, number: int, **others: Any) -> dict[str, Any]:
-    return {"dx": np.where(others["from"] == number, dy, 0)}
-
-
 ROWS = (
     *(_forward(name) for name in FORWARD),
     *(_backward(name) for name in DERIVATIVE),
@@ -200,60 +178,5 @@ ROWS = (
         over("n"),
         _prelu_slope_terms,
         bytes_each=12,
-    ),
-    Kernel(
-        "add_scaled",
-        "activation.cu",
-        (reads("x", "n"), changes("y", "n"), scalar("a", "f4"), scalar("b", "f4"), scalar("n")),
-        over("n"),
-        _add_scaled,
-        bytes_each=12,
-    ),
-    Kernel(
-        "multiply",
-        "activation.cu",
-        (reads("a", "n"), reads("b", "n"), writes("y", "n"), scalar("n")),
-        over("n"),
-        _multiply,
-        bytes_each=12,
-        in_place=(("a", "y"), ("b", "y")),
-    ),
-    Kernel(
-        "quotient",
-        "activation.cu",
-        (reads("a", "n"), reads("b", "n"), writes("y", "n"), scalar("n")),
-        over("n"),
-        _quotient,
-        bytes_each=12,
-        in_place=(("a", "y"), ("b", "y")),
-    ),
-    Kernel(
-        "keep_larger",
-        "activation.cu",
-        (
-            reads("x", "n"),
-            changes("y", "n"),
-            changes("from", "n", "u1"),
-            scalar("number", "i4"),
-            scalar("n"),
-        ),
-        over("n"),
-        _keep_larger,
-        bytes_each=14,
-    ),
-    Kernel(
-        "keep_larger_backward",
-        "activation.cu",
-        (
-            reads("dy", "n"),
-            reads("from", "n", "u1"),
-            writes("dx", "n"),
-            scalar("number", "i4"),
-            scalar("n"),
-        ),
-        over("n"),
-        _keep_larger_backward,
-        bytes_each=9,
-        in_place=(("dy", "dx"),),
     ),
 )

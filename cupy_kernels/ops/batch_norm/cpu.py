@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from cupy_kernels import loops
+from cupy_kernels import compilation
+from cupy_kernels.ops.batch_norm import loops
 from cupy_kernels.ops.batch_norm.running_statistics import RunningStatistics
 from cupy_kernels.types import Array, Wide
 from cupy_kernels.workspace import Workspace
@@ -38,7 +39,7 @@ def forward(
 ) -> Array:
     y = work.take("y", x.shape)
     factors = deviate if scale is None else deviate * scale
-    if loops.COMPILED:
+    if compilation.COMPILED:
         offset = np.zeros_like(mean) if shift is None else shift
         loops.normalise(_rows(x), mean, factors, offset, _rows(y))
         return y
@@ -67,7 +68,7 @@ def backward(
     factors = deviate if scale is None else deviate * scale
     count = np.float32(len(rows))
     ahead, along = shift_sum / count, scale_sum / count * deviate
-    if loops.COMPILED:
+    if compilation.COMPILED:
         loops.normal_gradient(gradients, rows, mean, factors, (ahead, along), _rows(dx))
         return dx
     np.subtract(x, mean, out=dx)
@@ -84,7 +85,7 @@ def _rows(x: Array) -> Array:
 
 def _moments(rows: Array) -> tuple[Wide, Wide]:
     """The mean and the variance of each column."""
-    if not loops.COMPILED:
+    if not compilation.COMPILED:
         mean = rows.mean(axis=0, dtype=np.float64)
         return mean, np.square(rows - mean.astype(np.float32)).mean(axis=0, dtype=np.float64)
     sums, squares = np.zeros((2, rows.shape[1]))
@@ -96,7 +97,7 @@ def _moments(rows: Array) -> tuple[Wide, Wide]:
 def _normal_sums(dy: Array, x: Array, mean: Array, deviate: Array) -> tuple[Array, Array]:
     """The columns' sums of dy times normalised x, and of dy."""
     sums, products = np.zeros((2, x.shape[1]))
-    if loops.COMPILED:
+    if compilation.COMPILED:
         loops.normal_sums(dy, x, mean, deviate, sums, products)
     else:
         np.sum(dy, axis=0, out=sums)

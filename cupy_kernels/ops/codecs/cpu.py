@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from cupy_kernels.compilation import COMPILED, compile_loop
 from cupy_kernels.ops.codecs.cpu_numpy import BLOCK, EACH, LANES, LEAST_NORMAL
-from cupy_kernels.ops.updates.cpu import COMPILED, compile_loop
 
 Array = Any  # numba infers the loops' types, not these annotations
 

@@ -6,8 +6,8 @@ y[n, p, q, o] = b[o] + sum over i, j, c of
 
 from cupy_kernels.backends import pick
 from cupy_kernels.ops.convolution import cpu, gpu
+from cupy_kernels.ops.convolution.window import Convolution
 from cupy_kernels.types import Array, Kept
-from cupy_kernels.window_shapes import Convolution
 from cupy_kernels.workspace import Workspace
 
 

@@ -22,9 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cupy_kernels import loops
+from cupy_kernels import compilation
+from cupy_kernels.ops.convolution import loops
+from cupy_kernels.ops.convolution.window import Convolution
 from cupy_kernels.types import Array, Kept
-from cupy_kernels.window_shapes import Convolution
 from cupy_kernels.workspace import Workspace
 
 _BLOCK = 1 << 17  # floats of unrolled windows at a time: 512 KiB
@@ -144,7 +145,7 @@ def _parts(rows: int, multiplications: int) -> int:
 
 
 def _finish(rows: Array, bias: Array | None, relu: bool) -> None:
-    if loops.COMPILED:
+    if compilation.COMPILED:
         loops.finish(rows, np.zeros(0, np.float32) if bias is None else bias, relu)
         return
     if bias is not None:
@@ -277,7 +278,7 @@ def _columns(memory: Array, count: int, seen: slice) -> Array:
 def _unroll(x: Array, first: int, block: _Block, shape: Convolution, columns: Array) -> None:
     """Copy the windows of a block as rows, from channel `first` on."""
     part, windows = x[block.images], _windows(columns, block, shape)
-    if loops.COMPILED:
+    if compilation.COMPILED:
         loops.unroll(part, first, _rule(block, shape), block.lines, windows)
         return
     windows.fill(0)
@@ -288,7 +289,7 @@ def _unroll(x: Array, first: int, block: _Block, shape: Convolution, columns: Ar
 def _fold(columns: Array, x: Array, first: int, block: _Block, shape: Convolution) -> None:
     """Add the rows to the places in x that `_unroll` copies them from."""
     part, windows = x[block.images], _windows(columns, block, shape)
-    if loops.COMPILED:
+    if compilation.COMPILED:
         loops.fold(windows, first, _rule(block, shape), block.lines, part)
         return
     for seen, target in _taps(windows, first, block, x.shape, shape):

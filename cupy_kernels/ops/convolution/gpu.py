@@ -5,9 +5,9 @@ from typing import Any
 
 from cupy_kernels.launch import launch
 from cupy_kernels.ops.convolution.spec import TILE
+from cupy_kernels.ops.convolution.window import Convolution
 from cupy_kernels.ops.reduction.gpu import sum_columns
 from cupy_kernels.types import Array, Kept
-from cupy_kernels.window_shapes import Convolution
 from cupy_kernels.workspace import Workspace
 
 # The weight's gradient is split along its sum until it has this many tiles, if each part keeps

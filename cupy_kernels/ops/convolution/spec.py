@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import reference
 from cupy_kernels.kernel_spec import (
     EXACT,
     Dim3,
@@ -23,6 +22,7 @@ from cupy_kernels.kernel_spec import (
     scalar,
     writes,
 )
+from cupy_kernels.ops.convolution import reference
 from cupy_kernels.types import Wide
 
 SHAPE = (

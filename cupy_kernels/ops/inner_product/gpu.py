@@ -5,9 +5,9 @@ Those kernels cannot read a transposed weight, (k, out) in memory; it uses the p
 
 from cupy_kernels.launch import launch
 from cupy_kernels.ops.convolution import gpu as convolution
+from cupy_kernels.ops.convolution.window import Convolution
 from cupy_kernels.ops.reduction.gpu import sum_columns
 from cupy_kernels.types import Array, Precision
-from cupy_kernels.window_shapes import Convolution
 from cupy_kernels.workspace import Workspace
 
 

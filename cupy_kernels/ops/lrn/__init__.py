@@ -10,8 +10,8 @@ Results are valid until the next call with the same workspace.
 
 from cupy_kernels.backends import pick
 from cupy_kernels.ops.lrn import cpu, gpu
+from cupy_kernels.ops.lrn.window import Lrn
 from cupy_kernels.types import Array
-from cupy_kernels.window_shapes import Lrn
 from cupy_kernels.workspace import Workspace
 
 

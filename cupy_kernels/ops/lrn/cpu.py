@@ -7,14 +7,15 @@ A running sum would lose digits by cancellation.
 
 import numpy as np
 
-from cupy_kernels import loops
+from cupy_kernels import compilation
+from cupy_kernels.ops.lrn import loops
+from cupy_kernels.ops.lrn.window import Lrn
 from cupy_kernels.types import Array
-from cupy_kernels.window_shapes import Lrn
 from cupy_kernels.workspace import Workspace
 
 
 def across(x: Array, rule: Lrn, work: Workspace) -> Array:
-    if loops.COMPILED:
+    if compilation.COMPILED:
         y = work.take("y", x.shape)
         loops.lrn(_rows(x), *_numbers(rule), _rows(y))
         return y
@@ -24,7 +25,7 @@ def across(x: Array, rule: Lrn, work: Workspace) -> Array:
 
 
 def across_backward(dy: Array, x: Array, rule: Lrn, work: Workspace) -> Array:
-    if loops.COMPILED:
+    if compilation.COMPILED:
         dx = work.take("dx", x.shape)
         loops.lrn_backward(_rows(dy), _rows(x), *_numbers(rule), _rows(dx))
         return dx

@@ -4,8 +4,8 @@ from math import prod
 from typing import Any
 
 from cupy_kernels.launch import launch
+from cupy_kernels.ops.lrn.window import Lrn
 from cupy_kernels.types import Array
-from cupy_kernels.window_shapes import Lrn
 from cupy_kernels.workspace import Workspace
 
 

@@ -12,8 +12,8 @@ in reading order wins. The backward pass adds each gradient at that position.
 from cupy_kernels.backends import pick
 from cupy_kernels.ops.dropout.rng_keys import RngKey
 from cupy_kernels.ops.pooling import cpu, gpu
+from cupy_kernels.ops.pooling.window import Pooling
 from cupy_kernels.types import Array, Kept
-from cupy_kernels.window_shapes import Pooling
 from cupy_kernels.workspace import Workspace
 
 

@@ -9,11 +9,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import loops
+from cupy_kernels import compilation
 from cupy_kernels.ops.dropout.cpu import words
 from cupy_kernels.ops.dropout.rng_keys import WORD, RngKey
+from cupy_kernels.ops.pooling import loops
+from cupy_kernels.ops.pooling.window import Pooling
 from cupy_kernels.types import AnyArray, Array, Kept
-from cupy_kernels.window_shapes import Pooling
 from cupy_kernels.workspace import Workspace
 
 
@@ -24,7 +25,7 @@ def max_forward(x: Array, shape: Pooling, work: Workspace) -> tuple[Array, Kept]
     y = work.take("y", (n, *output, c))
     kind = np.uint8 if cells <= 256 else np.uint16
     where: NDArray[np.integer] = work.take_as(f"where{kind.__name__}", y.shape, kind)
-    if loops.COMPILED:
+    if compilation.COMPILED:
         loops.max_pool(x, _rule(shape), y, where)
         return y, (where,)
     wide = _widen(x, output, shape, -np.inf, work)
@@ -54,7 +55,7 @@ def _to_places(
     dy: Array, where: AnyArray, x_shape: tuple[int, ...], shape: Pooling, work: Workspace
 ) -> Array:
     """dx: each gradient, added to the cell of its window that `where` names."""
-    if loops.COMPILED:
+    if compilation.COMPILED:
         dx = work.zeros("dx", x_shape)
         loops.max_pool_backward(dy, where, _rule(shape), dx)
         return dx
@@ -95,7 +96,7 @@ def average_forward(x: Array, shape: Pooling, work: Workspace) -> Array:
     n, h, w, c = x.shape
     output = shape.output(h, w)
     y, shares = work.zeros("y", (n, *output, c)), _shares((h, w), output, shape)
-    if loops.COMPILED:
+    if compilation.COMPILED:
         loops.average_pool(x, _rule(shape), shares[:, :, 0], y)
         return y
     wide = _widen(x, output, shape, 0.0, work)
@@ -108,7 +109,7 @@ def average_backward(dy: Array, x_shape: tuple[int, ...], shape: Pooling, work: 
     _, h, w, _ = x_shape
     output = shape.output(h, w)
     shares = _shares((h, w), output, shape)
-    if loops.COMPILED:
+    if compilation.COMPILED:
         dx = work.zeros("dx", x_shape)
         loops.average_pool_backward(dy, _rule(shape), shares[:, :, 0], dx)
         return dx

@@ -7,8 +7,8 @@ import numpy as np
 from cupy_kernels.launch import launch
 from cupy_kernels.ops.dropout.gpu import random_key
 from cupy_kernels.ops.dropout.rng_keys import RngKey
+from cupy_kernels.ops.pooling.window import Pooling
 from cupy_kernels.types import Array, Kept
-from cupy_kernels.window_shapes import Pooling
 from cupy_kernels.workspace import Workspace
 
 BYTE_CELLS = 256

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import reference
 from cupy_kernels.kernel_spec import (
     Dim3,
     Geometry,
@@ -17,6 +16,7 @@ from cupy_kernels.kernel_spec import (
     writes,
 )
 from cupy_kernels.ops.dropout.spec import RANDOM_KEY, draw_words
+from cupy_kernels.ops.pooling import reference
 from cupy_kernels.types import Wide
 
 NUMBERS = ("h", "w", "c", "oh", "ow", "kh", "kw", "sh", "sw", "ph", "pw")

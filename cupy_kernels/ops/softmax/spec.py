@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import reference
 from cupy_kernels.kernel_spec import (
     EXACT,
     MOST_BLOCKS,
@@ -21,6 +20,7 @@ from cupy_kernels.kernel_spec import (
     warps_over,
     writes,
 )
+from cupy_kernels.ops.softmax import reference
 from cupy_kernels.types import Wide
 
 SMALLEST = float(np.finfo(np.float32).tiny)

@@ -98,11 +98,12 @@ def compiles_first(net: bool) -> bool:
 
     Later processes read the compiled loops from numba's cache.
     """
-    from cupy_kernels import loops
+    from cupy_kernels import compilation
+    from cupy_kernels.ops.convolution import loops
     from cupy_kernels.ops.updates import cpu as update_loops
 
-    ready = update_loops.is_cached(update_loops.add_decay)
-    return not (ready and (not net or update_loops.is_cached(loops.finish)))
+    ready = compilation.is_cached(update_loops.add_decay)
+    return not (ready and (not net or compilation.is_cached(loops.finish)))
 
 
 def squared_norm(values: Floats) -> float:
@@ -163,9 +164,10 @@ def _apply_blocks(
     runs: Runs,
     constants: tuple[np.float32, ...],
 ) -> None:
+    from cupy_kernels import compilation
     from cupy_kernels.ops.updates import cpu as update_loops
 
-    decayed = update_loops.plain(update_loops.add_decay)
+    decayed = compilation.plain(update_loops.add_decay)
     for (start, stop), rate, decay in zip(*runs[:3], strict=True):
         for low in range(start, stop, BLOCK):
             part = slice(low, min(low + BLOCK, stop))

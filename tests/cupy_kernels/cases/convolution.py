@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.window_shapes import Convolution
+from cupy_kernels.ops.convolution.window import Convolution
 from tests.support.kernel_check import Case
 
 # Images, height and width, channels of a group in and out, and the convolution.

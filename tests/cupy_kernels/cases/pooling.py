@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.window_shapes import Pooling
+from cupy_kernels.ops.pooling.window import Pooling
 from tests.support.kernel_check import Case
 
 # n, h, w, c and the pooling.

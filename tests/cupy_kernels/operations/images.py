@@ -4,11 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import reference
 from cupy_kernels.ops import convolution, image_layout, lrn, pooling
+from cupy_kernels.ops.convolution import reference as convolution_reference
+from cupy_kernels.ops.convolution.window import Convolution
 from cupy_kernels.ops.dropout.rng_keys import RngKey
+from cupy_kernels.ops.lrn.window import Lrn
+from cupy_kernels.ops.pooling import reference as pooling_reference
+from cupy_kernels.ops.pooling.window import Pooling
 from cupy_kernels.registry import KERNELS
-from cupy_kernels.window_shapes import Convolution, Lrn, Pooling
 from tests.cupy_kernels.cases.pooling import pairs
 from tests.cupy_kernels.operations import (
     Operation,
@@ -54,8 +57,8 @@ def convolve(
     bias, dy = draw(dice, outputs), draw(dice, n, *shape.output(h, w), outputs)
     rules = (shape.stride, shape.pad, shape.dilation, shape.group)
     wide_x, wide_weight, wide_dy = wide(first(x)), wide(weight), wide(first(dy))
-    y = last(reference.convolution(wide_x, wide_weight, wide(bias), *rules))
-    dx, dw, db = reference.convolution_backward(wide_dy, wide_x, wide_weight, *rules)
+    y = last(convolution_reference.convolution(wide_x, wide_weight, wide(bias), *rules))
+    dx, dw, db = convolution_reference.convolution_backward(wide_dy, wide_x, wide_weight, *rules)
 
     def run(there: There, works: Works) -> Results:
         a, b, gradient = there(x), there(weight), there(dy)
@@ -113,11 +116,11 @@ def pool_stochastic(dice: np.random.Generator, shape: Pooling, size: tuple[int, 
 def _pooled(dice: np.random.Generator, mode: str, shape: Pooling, size: tuple[int, ...]) -> Any:
     """x with many ties, y, dy and dx."""
     x = dice.integers(-2, 3, size).astype(np.float32)
-    y, share = reference.pooling(
+    y, share = pooling_reference.pooling(
         wide(first(x)), mode, shape.kernel, shape.stride, shape.pad, shape.round_up
     )
     dy = draw(dice, *last(y).shape)
-    return x, last(y), dy, last(reference.pooling_backward(wide(first(dy)), share))
+    return x, last(y), dy, last(pooling_reference.pooling_backward(wide(first(dy)), share))
 
 
 def normalise(dice: np.random.Generator, rule: Lrn) -> Operation:

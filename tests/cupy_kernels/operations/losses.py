@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import reference
 from cupy_kernels.ops import losses
 from cupy_kernels.ops.losses import ClassRule
+from cupy_kernels.ops.softmax import reference
 from cupy_kernels.ops.softmax.spec import NOTHING_IGNORED
 from cupy_kernels.registry import KERNELS
 from tests.cupy_kernels.operations import Operation, Results, There, Works, draw, wide

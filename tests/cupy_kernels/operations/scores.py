@@ -3,8 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import reference
 from cupy_kernels.ops import inner_product, softmax
+from cupy_kernels.ops.inner_product import reference as inner_product_reference
+from cupy_kernels.ops.softmax import reference as softmax_reference
 from tests.cupy_kernels.operations import Operation, Results, There, Works, draw, unwritten, wide
 
 
@@ -24,7 +25,7 @@ def operations(dice: np.random.Generator) -> list[Operation]:
 def multiply(dice: np.random.Generator, *, transposed: bool) -> Operation:
     x, weight, bias, dy = draw(dice, 7, 33), draw(dice, 5, 33), draw(dice, 5), draw(dice, 7, 5)
     stored = weight.T.copy() if transposed else weight
-    dx, dw, db = reference.inner_product_backward(wide(dy), wide(x), wide(weight))
+    dx, dw, db = inner_product_reference.inner_product_backward(wide(dy), wide(x), wide(weight))
 
     def run(there: There, works: Works) -> Results:
         a, b, gradient = there(x), there(stored), there(dy)
@@ -36,7 +37,7 @@ def multiply(dice: np.random.Generator, *, transposed: bool) -> Operation:
         cut = inner_product.forward(a, b, there(bias), works["b"], relu=True)
         return {"y": y, "dx": dx, "dw": dw, "db": db, "relu": cut}
 
-    y = reference.inner_product(wide(x), wide(weight), wide(bias))
+    y = inner_product_reference.inner_product(wide(x), wide(weight), wide(bias))
     name = f"inner product{' transposed' if transposed else ''}"
     expected = {"y": y, "dx": dx, "dw": dw, "db": db, "relu": np.maximum(y, 0)}
     return Operation(name, run, expected, 2e-5, 5e-5)
@@ -44,13 +45,15 @@ def multiply(dice: np.random.Generator, *, transposed: bool) -> Operation:
 
 def probabilities(dice: np.random.Generator) -> Operation:
     x, dy = 5 * draw(dice, 2, 3, 11), draw(dice, 2, 3, 11)
-    p = reference.softmax(wide(x))
+    p = softmax_reference.softmax(wide(x))
 
     def run(there: There, works: Works) -> Results:
         p = softmax.softmax(there(x), works["a"])
         return {"p": p, "dx": softmax.softmax_backward(there(dy), p, works["a"])}
 
-    return Operation("softmax", run, {"p": p, "dx": reference.softmax_backward(wide(dy), p)})
+    return Operation(
+        "softmax", run, {"p": p, "dx": softmax_reference.softmax_backward(wide(dy), p)}
+    )
 
 
 def loss(
@@ -58,7 +61,7 @@ def loss(
 ) -> Operation:
     x, labels = 3 * draw(dice, rows, k), dice.integers(0, k, rows)
     number = float(np.count_nonzero(labels != ignored)) if divisor is None else divisor
-    back = reference.cross_entropy_backward(wide(x), labels, ignored, number)
+    back = softmax_reference.cross_entropy_backward(wide(x), labels, ignored, number)
 
     def run(there: There, works: Works) -> Results:
         a, came = there(x), there(labels.astype(np.float32))
@@ -66,7 +69,10 @@ def loss(
         value, kept = softmax.cross_entropy(a, whole, ignored, divisor, works["a"])
         return {"loss": value, "dx": softmax.cross_entropy_backward(a, kept, 0.5, works["a"])}
 
-    expected = {"loss": reference.cross_entropy(wide(x), labels, ignored, number), "dx": 0.5 * back}
+    expected = {
+        "loss": softmax_reference.cross_entropy(wide(x), labels, ignored, number),
+        "dx": 0.5 * back,
+    }
     return Operation(f"cross-entropy {rows}x{k}", run, expected)
 
 
@@ -75,7 +81,7 @@ def accuracy(dice: np.random.Generator, ignored: int | None, top_k: int) -> Oper
     labels = dice.integers(0, 5, 23)
 
     def share(rows: NDArray[np.bool_]) -> float:
-        return reference.accuracy(wide(scores[rows]), labels[rows], ignored, top_k)
+        return softmax_reference.accuracy(wide(scores[rows]), labels[rows], ignored, top_k)
 
     def run(there: There, works: Works) -> Results:
         rule = (there(scores), there(labels), ignored, top_k, works["a"])

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from cupy_kernels import window_shapes
 from cupy_kernels.ops import channels, convolution
+from cupy_kernels.ops.convolution import window
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 from worker.caffe.layer import Arrays, Gradients, Layer, NeedsGrad, Shape, StepKey, SupportedFields
@@ -33,7 +33,7 @@ class _Convolving(Layer):
                 f"expected num_output and {c} input channels to be multiples of group,"
                 f" got num_output {out}, group {group}"
             )
-        self.shape = window_shapes.Convolution(
+        self.shape = window.Convolution(
             pair(self, param, "kernel", "kernel_size", None),
             pair(self, param, "stride", "stride", 1),
             pair(self, param, "pad", "pad", 0),

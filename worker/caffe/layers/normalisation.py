@@ -6,8 +6,8 @@ from typing import ClassVar
 from cupy_kernels import backends
 from cupy_kernels.ops import batch_norm, channels, eltwise, lrn, mvn
 from cupy_kernels.ops.batch_norm.running_statistics import RunningStatistics
+from cupy_kernels.ops.lrn.window import Lrn
 from cupy_kernels.types import AnyArray, Array
-from cupy_kernels.window_shapes import Lrn
 from worker.caffe.caffe_pb2 import LRNParameter
 from worker.caffe.layer import (
     Arrays,

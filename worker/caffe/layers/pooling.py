@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from math import ceil
 from typing import ClassVar
 
-from cupy_kernels import window_shapes
 from cupy_kernels.ops import channels, eltwise, pooling
 from cupy_kernels.ops.dropout.rng_keys import RngKey
+from cupy_kernels.ops.pooling import window
 from cupy_kernels.types import AnyArray, Array
 from cupy_kernels.workspace import Workspace
 from worker.caffe.caffe_pb2 import PoolingParameter, SPPParameter
@@ -45,7 +45,7 @@ class Pooling(Unary):
     def set_up(self) -> tuple[Shape, ...]:
         param, (n, c, h, w) = self.spec.pooling_param, image_of(self)
         self._kind = param.pool
-        self._shape = window_shapes.Pooling(
+        self._shape = window.Pooling(
             self._kernel(h, w),
             pair(self, param, "stride", "stride", 1),
             pair(self, param, "pad", "pad", 0),
@@ -123,11 +123,11 @@ class SPP(Layer):
         self._sizes = [c * bins * bins for bins in (2**n for n in range(len(self._levels)))]
         return ((n, sum(self._sizes)),)
 
-    def _level(self, bins: int, h: int, w: int) -> window_shapes.Pooling:
+    def _level(self, bins: int, h: int, w: int) -> window.Pooling:
         """The pooling that makes bins x bins windows."""
         kernel = ceil(h / bins), ceil(w / bins)
         pad = (kernel[0] * bins - h + 1) // 2, (kernel[1] * bins - w + 1) // 2
-        shape = window_shapes.Pooling(kernel, kernel, pad)
+        shape = window.Pooling(kernel, kernel, pad)
         if shape.output(h, w) != (bins, bins) or pad[0] >= kernel[0] or pad[1] >= kernel[1]:
             raise self.bad(
                 f"{bins} x {bins} windows do not fit a bottom of shape {self.describe_bottom(0)}"

@@ -1,6 +1,7 @@
 """Fields of layers with a sliding window: the image, and pairs of sizes."""
 
-from cupy_kernels import window_shapes
+from cupy_kernels.ops.convolution.window import Convolution
+from cupy_kernels.ops.pooling.window import Pooling
 from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import ConvolutionParameter, PoolingParameter
 from worker.caffe.layer import Layer
@@ -8,7 +9,7 @@ from worker.caffe.layer import Layer
 Pair = tuple[int, int]
 
 
-def misfit(layer: Layer, shape: window_shapes.Convolution | window_shapes.Pooling) -> BadInput:
+def misfit(layer: Layer, shape: Convolution | Pooling) -> BadInput:
     """An error about a window that the bottom is too small for, for the caller to raise."""
     sizes = ", ".join(
         f"{name} {size[0]}x{size[1]}"
