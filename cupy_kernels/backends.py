@@ -3,12 +3,14 @@
 A NumPy array is on the host, where NumPy code computes. A CuPy array is on its GPU, and an
 `Emulated` one in the emulator; there the CUDA kernels compute. `backend_of` is the only function of
 this project that inspects an array for this. A backend allocates arrays, and copies arrays to
-itself and back to the host; `pick` selects one of an operation's two implementations, so that
-callers do not depend on the device.
+itself and back to the host. An operation selects one of its two implementations, so that callers do
+not depend on the device.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import wraps
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -16,7 +18,8 @@ from numpy.typing import DTypeLike, NDArray
 from cupy_kernels import cupy_device
 from cupy_kernels.types import AnyArray
 
-Body = TypeVar("Body")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Backend(Protocol):
@@ -139,9 +142,27 @@ def backend_of(array: Any) -> Backend:
     return GPU if cupy is not None and isinstance(array, cupy.ndarray) else HOST
 
 
-def pick(array: Any, host: Body, kernels: Body) -> Body:
-    """The implementation of an operation, of two, for the backend of `array`."""
-    return kernels if backend_of(array).runs_kernels else host
+@dataclass(frozen=True)
+class HostOperation(Generic[P, R]):
+    """The implementation of an operation on the host; `with_kernels` adds the other one."""
+
+    cpu: Callable[P, R]
+
+    def with_kernels(self, gpu: Callable[P, R]) -> Callable[P, R]:
+        """The function to call: it computes on the backend of its first argument.
+
+        That is an array, or a sequence of arrays of one backend, and is passed by position. Both
+        implementations have the name, the parameters and the result that the CPU's has.
+        """
+        cpu = self.cpu
+
+        @wraps(cpu)
+        def compute(*args: P.args, **kwargs: P.kwargs) -> R:
+            array = args[0][0] if isinstance(args[0], tuple | list) else args[0]
+            body = gpu if backend_of(array).runs_kernels else cpu
+            return body(*args, **kwargs)
+
+        return compute
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike, like: AnyArray) -> AnyArray:

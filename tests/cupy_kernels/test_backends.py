@@ -117,14 +117,25 @@ def test_arrays_move_between_places(cupy: Any) -> None:
 def test_an_operation_has_the_body_of_its_array(cupy: Any) -> None:
     """NumPy's arrays, memory-mapped ones and numbers on the host, the others in kernels."""
     on_gpu: AnyArray = cupy.asarray(np.zeros(2, np.float32))
-    for array, wanted in (
+
+    def on_cpu(x: Any, times: int = 1) -> list[str]:
+        return ["host"] * times
+
+    def in_kernels(x: Any, times: int = 1) -> list[str]:
+        return ["kernels"] * times
+
+    operation = backends.HostOperation(on_cpu).with_kernels(in_kernels)
+    for array, body in (
         (np.zeros(2), "host"),
         (np.zeros(2).view(np.memmap), "host"),
         (np.float32(1), "host"),
         (emulated(2), "kernels"),
         (on_gpu, "kernels"),
+        ([np.zeros(2), np.zeros(3)], "host"),
+        ((on_gpu, on_gpu), "kernels"),
     ):
-        assert backends.pick(array, "host", "kernels") == wanted
+        assert operation(array) == [body]
+        assert operation(array, times=2) == [body, body]
 
 
 def test_a_workspace_allocates_where_its_arrays_live() -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from cupy_kernels import backends
 from cupy_kernels.host_pool import HostPool
 from cupy_kernels.ops import eltwise, reduction
-from cupy_kernels.ops.reduction import Term
+from cupy_kernels.ops.reduction.spec import Term
 from cupy_kernels.types import AnyArray, Array, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput

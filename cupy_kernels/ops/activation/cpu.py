@@ -11,7 +11,8 @@ from cupy_kernels.workspace import Workspace
 ZERO, ONE = np.float32(0), np.float32(1)
 
 
-def forward(function: f.Function, x: Array, work: Workspace) -> Array:
+def forward(x: Array, function: f.Function, work: Workspace) -> Array:
+    """The function of each element of x, in x's shape."""
     y = work.take("y", x.shape)
     match function:
         case f.Relu(slope):
@@ -43,7 +44,8 @@ def forward(function: f.Function, x: Array, work: Workspace) -> Array:
     return y
 
 
-def backward(function: f.Smooth, dy: Array, x: Array, y: Array, work: Workspace) -> Array:
+def backward(dy: Array, x: Array, y: Array, function: f.Smooth, work: Workspace) -> Array:
+    """dy times the derivative, computed from the input x or the output y."""
     dx = work.take("dx", dy.shape)
     if isinstance(function, f.Relu):
         _relu_backward(dy, x, function.slope, dx, work)
@@ -53,6 +55,7 @@ def backward(function: f.Smooth, dy: Array, x: Array, y: Array, work: Workspace)
 
 
 def prelu(x: Array, slope: Array, work: Workspace) -> Array:
+    """x above 0, slope[c] * x elsewhere (He et al. 2015), for x (..., c) and slope (c,) or (1,)."""
     y = work.take("y", x.shape)
     np.multiply(x, slope, out=y)
     np.copyto(y, x, where=x > 0)
@@ -62,6 +65,7 @@ def prelu(x: Array, slope: Array, work: Workspace) -> Array:
 def prelu_backward(
     dy: Array, x: Array, slope: Array, dslope: Array | None, work: Workspace
 ) -> Array:
+    """The gradient by x; writes the gradient by the slope into `dslope`."""
     dx = work.take("dx", x.shape)
     if dslope is not None:
         np.multiply(dy, np.minimum(x, ZERO), out=dx)

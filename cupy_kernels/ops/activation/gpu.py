@@ -12,13 +12,13 @@ from cupy_kernels.workspace import Workspace
 _KERNELS = {row.name: row for row in ROWS}
 
 
-def forward(function: Function, x: Array, work: Workspace) -> Array:
+def forward(x: Array, function: Function, work: Workspace) -> Array:
     y = work.take("y", x.shape, x)
     _launch(function, "forward", x=x, y=y)
     return y
 
 
-def backward(function: Smooth, dy: Array, x: Array, y: Array, work: Workspace) -> Array:
+def backward(dy: Array, x: Array, y: Array, function: Smooth, work: Workspace) -> Array:
     dx = work.take("dx", dy.shape, dy)
     _launch(function, "backward", dy=dy, x=x, y=y, dx=dx)
     return dx

@@ -12,6 +12,10 @@ from cupy_kernels.workspace import Workspace
 def statistics(
     x: Array, epsilon: float, running: RunningStatistics | None, work: Workspace
 ) -> tuple[Array, Array]:
+    """(mean, deviate) of this batch, (channels,) each; adds them to `running`, if it is given.
+
+    The unbiased variance, with rows / (rows - 1), is added to the running variance.
+    """
     rows = x.reshape(-1, x.shape[-1])
     mean, variance = _moments(rows)
     if running is not None:
@@ -25,6 +29,7 @@ def statistics(
 def running_statistics(
     running: RunningStatistics, epsilon: float, work: Workspace
 ) -> tuple[Array, Array]:
+    """(mean, deviate) of all batches so far, for tests; at first 0 and 1 / sqrt(epsilon)."""
     factor = 1 / running.factor[0] if running.factor[0] else np.float32(0)
     return _store_statistics(factor * running.mean, factor * running.variance, epsilon, work)
 
@@ -37,6 +42,7 @@ def forward(
     shift: Array | None,
     work: Workspace,
 ) -> Array:
+    """y of x's shape."""
     y = work.take("y", x.shape)
     factors = deviate if scale is None else deviate * scale
     if compilation.COMPILED:
@@ -60,6 +66,10 @@ def backward(
     dshift: Array | None,
     work: Workspace,
 ) -> Array:
+    """dx, where mean and deviate are this batch's own; writes the requested gradients.
+
+    For running statistics, which do not depend on x, dx = dy * deviate: `channels.scale_backward`.
+    """
     rows, gradients, dx = _rows(x), _rows(dy), work.take("dx", x.shape)
     scale_sum, shift_sum = _normal_sums(gradients, rows, mean, deviate)
     for asked, total in ((dscale, scale_sum), (dshift, shift_sum)):

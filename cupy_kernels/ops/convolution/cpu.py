@@ -53,8 +53,13 @@ def forward(
     shape: Convolution,
     work: Workspace,
     *,
-    relu: bool,
+    relu: bool = False,
 ) -> tuple[Array, Kept]:
+    """Convolve x (n, h, w, c) with weight (out, c/group, kh, kw); with `relu`, negatives are 0.
+
+    Returns y (n, oh, ow, out) and the values for `backward`. Both are valid until the next call
+    with this workspace, and x must not change until then.
+    """
     out = len(weight)
     y = work.take("y", (len(x), *shape.output(*x.shape[1:3]), out))
     kernels = [np.ascontiguousarray(rows.T) for rows in _kernels(weight, shape)]
@@ -82,6 +87,10 @@ def backward(
     *,
     needs_dx: bool,
 ) -> Array | None:
+    """Write dW (out, c/group, kh, kw) and db (out,); return dx (n, h, w, c) if `needs_dx`.
+
+    After a forward pass with `relu`, dy must already be zero where y is zero.
+    """
     n, oh, ow, out = dy.shape
     if dbias is not None:
         ones = np.ones(n * oh, np.float32)
@@ -106,6 +115,10 @@ def backward(
 def transpose(
     y: Array, x_shape: tuple[int, ...], weight: Array, shape: Convolution, work: Workspace
 ) -> Array:
+    """The transpose of the convolution, x (n, h, w, c) for y (n, oh, ow, out): its gradient by x.
+
+    The result is valid until the next call with this workspace.
+    """
     out, channels = y.shape[-1] // shape.group, x_shape[-1] // shape.group
     kernels = _kernels(weight, shape)
     if _copies_nothing(shape):

@@ -27,7 +27,7 @@ def forward(
     shape: Convolution,
     work: Workspace,
     *,
-    relu: bool,
+    relu: bool = False,
 ) -> tuple[Array, Kept]:
     sizes = numbers(x.shape, len(weight), shape)
     read, packed = _as_read(weight, sizes, work)

@@ -9,18 +9,8 @@ Element i takes word i % 4 of philox(counter = (i / 4, step >> 32, step, layer),
 dropped where the word is below `limit(ratio)`.
 """
 
-from cupy_kernels.backends import pick
+from cupy_kernels.backends import HostOperation
 from cupy_kernels.ops.dropout import cpu, gpu
-from cupy_kernels.ops.dropout.rng_keys import RngKey
-from cupy_kernels.types import Array, Kept
-from cupy_kernels.workspace import Workspace
 
-
-def forward(x: Array, ratio: float, draw: RngKey, work: Workspace) -> tuple[Array, Kept]:
-    """x with each element dropped with probability `ratio`, and the values for `backward`."""
-    return pick(x, cpu.forward, gpu.forward)(x, ratio, draw, work)
-
-
-def backward(dy: Array, saved: Kept, work: Workspace) -> Array:
-    """dy, dropped and scaled in the same way as x."""
-    return pick(dy, cpu.backward, gpu.backward)(dy, saved, work)
+forward = HostOperation(cpu.forward).with_kernels(gpu.forward)
+backward = HostOperation(cpu.backward).with_kernels(gpu.backward)

@@ -38,6 +38,7 @@ def words(size: int, draw: RngKey) -> NDArray[np.uint32]:
 
 
 def forward(x: Array, ratio: float, draw: RngKey, work: Workspace) -> tuple[Array, Kept]:
+    """x with each element dropped with probability `ratio`, and the values for `backward`."""
     mask = work.take_as("mask", x.shape, np.bool_)
     np.greater_equal(words(x.size, draw), np.uint32(limit(ratio)), out=mask.reshape(-1))
     factor = np.float32(1.0 / (1.0 - ratio))
@@ -45,6 +46,7 @@ def forward(x: Array, ratio: float, draw: RngKey, work: Workspace) -> tuple[Arra
 
 
 def backward(dy: Array, saved: Kept, work: Workspace) -> Array:
+    """dy, dropped and scaled in the same way as x."""
     mask, factor = saved
     return _apply_mask(dy, mask, factor, work.take("dx", dy.shape))
 

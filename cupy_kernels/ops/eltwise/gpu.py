@@ -11,7 +11,7 @@ from cupy_kernels.types import Array, Kept
 from cupy_kernels.workspace import Workspace
 
 
-def accumulate(x: Array, total: Array, factor: float) -> None:
+def accumulate(x: Array, total: Array, factor: float = 1.0) -> None:
     launch("add_scaled", x=x, y=total, a=factor, b=1.0, n=x.size)
 
 
@@ -23,6 +23,8 @@ def weighted_sum(parts: Sequence[Array], factors: Sequence[float], work: Workspa
 
 
 def weighted_sum_backward(dy: Array, factor: float, index: int, work: Workspace) -> Array:
+    if factor == 1.0:
+        return dy
     dx = work.take(f"d{index}", dy.shape, dy)
     launch("add_scaled", x=dy, y=dx, a=factor, b=0.0, n=dy.size)
     return dx

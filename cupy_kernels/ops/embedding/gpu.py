@@ -1,7 +1,5 @@
 """Embedding in kernels."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,14 +8,14 @@ from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
 
-def gather(table: Array, ids: NDArray[Any], work: Workspace) -> Array:
+def gather(table: Array, ids: NDArray[np.int64], work: Workspace) -> Array:
     rows, width = table.shape
     y = work.take("y", (len(ids), width), table)
     launch("embedding_gather", table=table, ids=ids, y=y, rows=rows, count=len(ids), width=width)
     return y
 
 
-def gather_backward(dy: Array, ids: NDArray[Any], out: Array, work: Workspace) -> None:
+def gather_backward(dy: Array, ids: NDArray[np.int64], out: Array, work: Workspace) -> None:
     (count, width), rows = dy.shape, len(out)
     order = work.take_as("order", (count,), np.int64, dy)
     starts = work.take_as("starts", (rows + 1,), np.int64, dy)

@@ -11,10 +11,15 @@ def forward(
     weight: Array,
     bias: Array | None,
     work: Workspace,
-    precision: Precision,  # noqa: ARG001  # as kernels take it
+    precision: Precision = Precision.FP32,  # noqa: ARG001  # as kernels take it
     *,
-    relu: bool,
+    relu: bool = False,
 ) -> Array:
+    """y = x W^T + b for x (m, k) and W (out, k); with `relu`, negatives are 0.
+
+    Returns (m, out), valid until the next call with this workspace.
+    W may be the transpose of a contiguous (k, out); kernels then use a slow product.
+    """
     y = work.take("y", (x.shape[0], weight.shape[0]))
     np.matmul(x, weight.T, out=y)
     if bias is not None:
@@ -31,10 +36,11 @@ def backward(
     dweight: Array | None,
     dbias: Array | None,
     work: Workspace,
-    precision: Precision,  # noqa: ARG001  # as kernels take it
+    precision: Precision = Precision.FP32,  # noqa: ARG001  # as kernels take it
     *,
     needs_dx: bool,
 ) -> Array | None:
+    """Write dW = dy^T x and db = sum(dy) into the given arrays; return dx = dy W if `needs_dx`."""
     if dweight is not None:
         np.matmul(dy.T, x, out=dweight)
     if dbias is not None:

@@ -16,9 +16,9 @@ def forward(
     weight: Array,
     bias: Array | None,
     work: Workspace,
-    precision: Precision,
+    precision: Precision = Precision.FP32,
     *,
-    relu: bool,
+    relu: bool = False,
 ) -> Array:
     (m, k), out = x.shape, len(weight)
     if weight.flags.c_contiguous:
@@ -42,7 +42,7 @@ def backward(
     dweight: Array | None,
     dbias: Array | None,
     work: Workspace,
-    precision: Precision,
+    precision: Precision = Precision.FP32,
     *,
     needs_dx: bool,
 ) -> Array | None:

@@ -2,16 +2,17 @@
 
 import numpy as np
 
-from cupy_kernels.ops.losses.spec import LEAST_PROBABILITY, LOGARITHM, NEAR, SQUARED_HINGE
+from cupy_kernels.ops.losses.spec import LEAST_PROBABILITY, NEAR, ClassRule
 from cupy_kernels.ops.softmax.cpu import SMALLEST
 from cupy_kernels.types import AnyArray, Array, Labels, Wide
 from cupy_kernels.workspace import Workspace
 
 
-def by_class(rule: int, x: Array, labels: Labels, work: Workspace) -> tuple[AnyArray, Array]:
+def by_class(x: Array, labels: Labels, rule: ClassRule, work: Workspace) -> tuple[AnyArray, Array]:
+    """(loss, dx): the mean over the rows of scores x (rows, classes)."""
     rows, true_cells = len(x), (np.arange(len(x)), labels)
     dx = work.take("dx", x.shape)
-    if rule == LOGARITHM:
+    if rule == ClassRule.LOGARITHM:
         true = np.maximum(x[true_cells].astype(np.float64), LEAST_PROBABILITY)
         dx.fill(0.0)
         dx[true_cells] = -1 / true / rows
@@ -19,9 +20,9 @@ def by_class(rule: int, x: Array, labels: Labels, work: Workspace) -> tuple[AnyA
     sign = np.ones_like(x)
     sign[true_cells] = -1
     margin = np.maximum(0, 1 + sign * x)
-    slope = 2 * margin if rule == SQUARED_HINGE else np.sign(margin)
+    slope = 2 * margin if rule == ClassRule.SQUARED_HINGE else np.sign(margin)
     np.multiply(sign, slope / np.float32(rows), out=dx)
-    terms = np.square(margin) if rule == SQUARED_HINGE else margin
+    terms = np.square(margin) if rule == ClassRule.SQUARED_HINGE else margin
     return np.asarray(terms.sum(dtype=np.float64) / rows), dx
 
 
@@ -33,6 +34,10 @@ def infogain(
     divisor: float | None,
     work: Workspace,
 ) -> tuple[AnyArray, Array]:
+    """(loss, dx) for p (rows, k), a softmax of x: -sum of matrix[label, j] log p[j] over j.
+
+    A divisor of None is the number of rows that count, and at least 1.
+    """
     counted = np.ones(len(p), np.bool_) if ignored is None else labels != ignored
     gain = matrix[np.where(counted, labels, 0)] * counted[:, None]
     by = max(1.0, np.count_nonzero(counted) if divisor is None else divisor)
@@ -46,6 +51,10 @@ def infogain(
 def sigmoid_cross_entropy(
     x: Array, targets: Array, ignored: int | None, divisor: float | None, work: Workspace
 ) -> tuple[AnyArray, Array, Array]:
+    """(loss, losses, dx): log(1 + e^x) - x * target for each element; x and targets have one shape.
+
+    A divisor of None is the number of targets that count, and at least 1.
+    """
     wide: Wide = x.astype(np.float64)
     counted = np.ones(x.shape, np.bool_) if ignored is None else targets != ignored
     by = max(1.0, np.count_nonzero(counted) if divisor is None else divisor)
@@ -60,6 +69,11 @@ def sigmoid_cross_entropy(
 def contrastive(
     a: Array, b: Array, similar: Array, margin: float, legacy: bool, work: Workspace
 ) -> tuple[AnyArray, Array]:
+    """(loss, da) of pairs of rows (rows, width); db is -da (Hadsell et al. 2006).
+
+    Half the mean of d^2 for similar pairs (not 0), of max(margin - d, 0)^2 for others, d being the
+    distance; with `legacy`, others give max(margin - d^2, 0).
+    """
     apart = (a - b).astype(np.float64)
     square = np.square(apart).sum(axis=1, keepdims=True)
     if legacy:

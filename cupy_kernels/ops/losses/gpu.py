@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.launch import launch
+from cupy_kernels.ops.losses.spec import ClassRule
 from cupy_kernels.ops.reduction.gpu import sum_rows
 from cupy_kernels.ops.softmax.gpu import (
     fill_scale,
@@ -17,7 +18,7 @@ from cupy_kernels.types import AnyArray, Array, Labels
 from cupy_kernels.workspace import Workspace
 
 
-def by_class(rule: int, x: Array, labels: Labels, work: Workspace) -> tuple[AnyArray, Array]:
+def by_class(x: Array, labels: Labels, rule: ClassRule, work: Workspace) -> tuple[AnyArray, Array]:
     rows, k = x.shape
     losses, dx = work.take("losses", (1, rows), x), work.take("dx", x.shape, x)
     arrays: dict[str, Any] = {"x": x, "labels": labels, "losses": losses, "dx": dx}

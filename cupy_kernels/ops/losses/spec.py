@@ -1,5 +1,6 @@
 """Rows of `losses.cu`: losses by class, of pairs, and of targets, each with its gradient."""
 
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,19 @@ from cupy_kernels.kernel_spec import Kernel, Tolerance, over, reads, scalar, war
 from cupy_kernels.ops.softmax.spec import SMALLEST
 from cupy_kernels.types import Wide
 
-HINGE, SQUARED_HINGE, LOGARITHM = range(3)
-"""The rules of `class_loss`."""
+
+class ClassRule(IntEnum):
+    """The rule by which the scores of a row, with the label of its true class, give its loss.
+
+    HINGE is the sum of max(0, 1 + score), with the true class's score negated, and SQUARED_HINGE
+    that of the squares. LOGARITHM is -log of the true class's score, a probability of at least
+    1e-20.
+    """
+
+    HINGE = 0
+    SQUARED_HINGE = 1
+    LOGARITHM = 2
+
 
 LEAST_PROBABILITY = 1e-20
 NEAR = 1e-4
@@ -20,14 +32,14 @@ def _class_loss(
     x: Wide, labels: Any, rule: int, factor: Any, rows: int, k: int, **_: Any
 ) -> dict[str, Any]:
     scores, is_true = x.reshape(rows, k), np.arange(k) == labels[:, None]
-    if rule == LOGARITHM:
+    if rule == ClassRule.LOGARITHM:
         p = np.maximum(scores, LEAST_PROBABILITY)
         losses, slopes = np.where(is_true, -np.log(p), 0), np.where(is_true, -1 / p, 0)
     else:
         sign = np.where(is_true, -1, 1)
         margin = np.maximum(0, 1 + sign * scores)
         losses, slopes = margin, sign * (margin > 0)
-        if rule == SQUARED_HINGE:
+        if rule == ClassRule.SQUARED_HINGE:
             losses, slopes = margin**2, 2 * sign * margin
     known = (labels >= 0) & (labels < k)
     return {

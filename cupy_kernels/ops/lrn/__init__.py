@@ -8,29 +8,10 @@ With s the scale, over images (n, h, w, c) and zero outside of them:
 Results are valid until the next call with the same workspace.
 """
 
-from cupy_kernels.backends import pick
+from cupy_kernels.backends import HostOperation
 from cupy_kernels.ops.lrn import cpu, gpu
-from cupy_kernels.ops.lrn.window import Lrn
-from cupy_kernels.types import Array
-from cupy_kernels.workspace import Workspace
 
-
-def across(x: Array, rule: Lrn, work: Workspace) -> Array:
-    """y (..., c) for x (..., c)."""
-    return pick(x, cpu.across, gpu.across)(x, rule, work)
-
-
-def across_backward(dy: Array, x: Array, rule: Lrn, work: Workspace) -> Array:
-    """dx; it computes the scales again."""
-    return pick(dy, cpu.across_backward, gpu.across_backward)(dy, x, rule, work)
-
-
-def within(x: Array, rule: Lrn, work: Workspace) -> tuple[Array, Array]:
-    """(y, s) for x (n, h, w, c); k must be 1 in the rule."""
-    return pick(x, cpu.within, gpu.within)(x, rule, work)
-
-
-def within_backward(dy: Array, x: Array, scale: Array, rule: Lrn, work: Workspace) -> Array:
-    """dx, given the scale s from the forward pass."""
-    body = pick(dy, cpu.within_backward, gpu.within_backward)
-    return body(dy, x, scale, rule, work)
+across = HostOperation(cpu.across).with_kernels(gpu.across)
+across_backward = HostOperation(cpu.across_backward).with_kernels(gpu.across_backward)
+within = HostOperation(cpu.within).with_kernels(gpu.within)
+within_backward = HostOperation(cpu.within_backward).with_kernels(gpu.within_backward)

@@ -15,6 +15,7 @@ from cupy_kernels.workspace import Workspace
 
 
 def across(x: Array, rule: Lrn, work: Workspace) -> Array:
+    """y (..., c) for x (..., c)."""
     if compilation.COMPILED:
         y = work.take("y", x.shape)
         loops.lrn(_rows(x), *_numbers(rule), _rows(y))
@@ -25,6 +26,7 @@ def across(x: Array, rule: Lrn, work: Workspace) -> Array:
 
 
 def across_backward(dy: Array, x: Array, rule: Lrn, work: Workspace) -> Array:
+    """dx; it computes the scales again."""
     if compilation.COMPILED:
         dx = work.take("dx", x.shape)
         loops.lrn_backward(_rows(dy), _rows(x), *_numbers(rule), _rows(dx))
@@ -33,6 +35,7 @@ def across_backward(dy: Array, x: Array, rule: Lrn, work: Workspace) -> Array:
 
 
 def within(x: Array, rule: Lrn, work: Workspace) -> tuple[Array, Array]:
+    """(y, s) for x (n, h, w, c); k must be 1 in the rule."""
     scale = _window_sums(np.square(x), rule.size, (1, 2), work.take("scale", x.shape))
     scale *= np.float32(rule.alpha / rule.size**2)
     scale += np.float32(1)
@@ -40,6 +43,7 @@ def within(x: Array, rule: Lrn, work: Workspace) -> tuple[Array, Array]:
 
 
 def within_backward(dy: Array, x: Array, scale: Array, rule: Lrn, work: Workspace) -> Array:
+    """dx, given the scale s from the forward pass."""
     return _gradient(dy, x, scale, rule, (1, 2), work)
 
 

@@ -7,6 +7,7 @@ from cupy_kernels.workspace import Workspace
 
 
 def forward(x: Array, epsilon: float | None, work: Workspace) -> tuple[Array, Kept]:
+    """y of x's shape, and the values for `backward`."""
     y = np.subtract(x, _means(x), out=work.take("y", x.shape), casting="same_kind")
     if epsilon is None:
         return y, ()
@@ -16,6 +17,7 @@ def forward(x: Array, epsilon: float | None, work: Workspace) -> tuple[Array, Ke
 
 
 def backward(dy: Array, saved: Kept, epsilon: float | None, work: Workspace) -> Array:
+    """dx; a row without variance gets the first term only."""
     dx = np.subtract(dy, _means(dy), out=work.take("dx", dy.shape), casting="same_kind")
     if epsilon is None:
         return dx

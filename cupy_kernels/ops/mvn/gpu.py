@@ -2,7 +2,7 @@
 
 from cupy_kernels.launch import launch
 from cupy_kernels.ops.reduction.gpu import sum_rows
-from cupy_kernels.ops.reduction.spec import SQUARES, VALUES
+from cupy_kernels.ops.reduction.spec import Term
 from cupy_kernels.types import Array, Kept
 from cupy_kernels.workspace import Workspace
 
@@ -12,7 +12,7 @@ def forward(x: Array, epsilon: float | None, work: Workspace) -> tuple[Array, Ke
     _normalise(x, _mean(x, None, "mean", work), None, 0.0, y)
     if epsilon is None:
         return y, ()
-    variance = _mean(y, None, "variance", work, SQUARES)
+    variance = _mean(y, None, "variance", work, Term.SQUARES)
     _normalise(y, None, variance, epsilon, y)
     return y, (y, variance)
 
@@ -46,7 +46,7 @@ def _normalise(
     launch("mvn_forward", x=x, mean=mean, variance=variance, y=y, epsilon=epsilon, **sizes)
 
 
-def _mean(a: Array, b: Array | None, role: str, work: Workspace, term: int = VALUES) -> Array:
+def _mean(a: Array, b: Array | None, role: str, work: Workspace, term: Term = Term.VALUES) -> Array:
     """Each row's mean of a, of its squares, or of a * b, in memory of this role."""
     out = work.take(role, a.shape[:1], a)
     sum_rows(a, b, out, work, term, 1 / a.shape[1])

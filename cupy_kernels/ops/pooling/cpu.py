@@ -19,6 +19,7 @@ from cupy_kernels.workspace import Workspace
 
 
 def max_forward(x: Array, shape: Pooling, work: Workspace) -> tuple[Array, Kept]:
+    """Returns y (n, oh, ow, c) for x (n, h, w, c), and the positions for `max_backward`."""
     n, h, w, c = x.shape
     output = shape.output(h, w)
     cells = shape.kernel[0] * shape.kernel[1]
@@ -48,6 +49,7 @@ def max_forward(x: Array, shape: Pooling, work: Workspace) -> tuple[Array, Kept]
 def max_backward(
     dy: Array, where: Kept, x_shape: tuple[int, ...], shape: Pooling, work: Workspace
 ) -> Array:
+    """dx (n, h, w, c): each gradient is added at the position of its maximum."""
     return _to_places(dy, where[0], x_shape, shape, work)
 
 
@@ -74,6 +76,12 @@ def _to_places(
 def stochastic_forward(
     x: Array, shape: Pooling, draw: RngKey, work: Workspace
 ) -> tuple[Array, Kept]:
+    """Returns y (n, oh, ow, c) for x without negative values, and the places for the backward pass.
+
+    One element of each window, with a probability proportional to its value (Zeiler and Fergus
+    2013). Window i takes the word of element i in `draw` (see `dropout`), so both implementations
+    draw the same elements. There is no padding.
+    """
     n, h, w, c = x.shape
     output = shape.output(h, w)
     wide = _widen(x, output, shape, 0.0, work)
@@ -89,10 +97,12 @@ def stochastic_forward(
 def stochastic_backward(
     dy: Array, where: Kept, x_shape: tuple[int, ...], shape: Pooling, work: Workspace
 ) -> Array:
+    """dx (n, h, w, c): each gradient is added at the drawn element."""
     return _to_places(dy, where[0], x_shape, shape, work)
 
 
 def average_forward(x: Array, shape: Pooling, work: Workspace) -> Array:
+    """Returns y (n, oh, ow, c) for x (n, h, w, c)."""
     n, h, w, c = x.shape
     output = shape.output(h, w)
     y, shares = work.zeros("y", (n, *output, c)), _shares((h, w), output, shape)
@@ -106,6 +116,7 @@ def average_forward(x: Array, shape: Pooling, work: Workspace) -> Array:
 
 
 def average_backward(dy: Array, x_shape: tuple[int, ...], shape: Pooling, work: Workspace) -> Array:
+    """dx (n, h, w, c): each gradient is spread evenly over its window."""
     _, h, w, _ = x_shape
     output = shape.output(h, w)
     shares = _shares((h, w), output, shape)

@@ -14,66 +14,10 @@ A backward step gets `dproducts`, the gradient by its hidden units that the foll
 gave, or None. It writes dgates, and into `dgates_counted` cont * dgates, for this step's product.
 """
 
-from cupy_kernels.backends import pick
+from cupy_kernels.backends import HostOperation
 from cupy_kernels.ops.recurrent import cpu, gpu
-from cupy_kernels.types import Array
 
-
-def lstm_step(
-    gates: Array,
-    products: Array | None,
-    cont: Array,
-    before: Array | None,
-    cells_before: Array | None,
-    cells: Array,
-    hidden: Array,
-    counted: Array,
-    state: Array,
-) -> None:
-    """Write the cells and the hidden units; activate the gates in place."""
-    body = pick(gates, cpu.lstm_step, gpu.lstm_step)
-    body(gates, products, cont, before, cells_before, cells, hidden, counted, state)
-
-
-def lstm_step_backward(
-    dhidden: Array,
-    dproducts: Array | None,
-    dcells: Array,
-    gates: Array,
-    cells: Array,
-    cells_before: Array | None,
-    cont: Array,
-    dgates: Array,
-    dgates_counted: Array,
-) -> None:
-    """Write the gates' gradients; replace dcells by the gradient by the previous cells."""
-    body = pick(gates, cpu.lstm_step_backward, gpu.lstm_step_backward)
-    known = gates, cells, cells_before, cont
-    body(dhidden, dproducts, dcells, *known, dgates, dgates_counted)
-
-
-def rnn_step(
-    inputs: Array,
-    products: Array | None,
-    cont: Array,
-    before: Array | None,
-    hidden: Array,
-    counted: Array,
-    state: Array,
-) -> None:
-    """Write the hidden units."""
-    body = pick(inputs, cpu.rnn_step, gpu.rnn_step)
-    body(inputs, products, cont, before, hidden, counted, state)
-
-
-def rnn_step_backward(
-    dhidden: Array,
-    dproducts: Array | None,
-    hidden: Array,
-    cont: Array,
-    dgates: Array,
-    dgates_counted: Array,
-) -> None:
-    """Write the gates' gradients."""
-    body = pick(hidden, cpu.rnn_step_backward, gpu.rnn_step_backward)
-    body(dhidden, dproducts, hidden, cont, dgates, dgates_counted)
+lstm_step = HostOperation(cpu.lstm_step).with_kernels(gpu.lstm_step)
+lstm_step_backward = HostOperation(cpu.lstm_step_backward).with_kernels(gpu.lstm_step_backward)
+rnn_step = HostOperation(cpu.rnn_step).with_kernels(gpu.rnn_step)
+rnn_step_backward = HostOperation(cpu.rnn_step_backward).with_kernels(gpu.rnn_step_backward)

@@ -16,6 +16,7 @@ def lstm_step(
     counted: Array,
     state: Array,
 ) -> None:
+    """Write the cells and the hidden units; activate the gates in place."""
     if products is not None:
         gates += _carry(cont, products)
     i, f, o, g = np.split(gates, 4, axis=1)
@@ -40,6 +41,7 @@ def lstm_step_backward(
     dgates: Array,
     dgates_counted: Array,
 ) -> None:
+    """Write the gates' gradients; replace dcells by the gradient by the previous cells."""
     i, f, o, g = np.split(gates, 4, axis=1)
     di, df, do, dg = np.split(dgates, 4, axis=1)
     dh, squashed = dhidden if dproducts is None else dhidden + dproducts, np.tanh(cells)
@@ -61,6 +63,7 @@ def rnn_step(
     counted: Array,
     state: Array,
 ) -> None:
+    """Write the hidden units."""
     np.tanh(inputs + _carry(cont, products), out=hidden)
     counted[...] = _carry(cont, before)
     state[...] = hidden
@@ -74,6 +77,7 @@ def rnn_step_backward(
     dgates: Array,
     dgates_counted: Array,
 ) -> None:
+    """Write the gates' gradients."""
     dh = dhidden if dproducts is None else dhidden + dproducts
     np.multiply(dh, 1 - hidden**2, out=dgates)
     dgates_counted[...] = _carry(cont, dgates)

@@ -5,18 +5,18 @@
 
 from cupy_kernels.launch import launch
 from cupy_kernels.ops.reduction.column_sums_spec import chunks as row_chunks
-from cupy_kernels.ops.reduction.spec import VALUES, chunks
+from cupy_kernels.ops.reduction.spec import Term, chunks
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
 
-def row_sums(x: Array, term: int, factor: float, work: Workspace) -> Array:
+def row_sums(x: Array, term: Term, factor: float, work: Workspace) -> Array:
     sums = work.take("sums", x.shape[:1], x)
     sum_rows(x, None, sums, work, term, factor)
     return sums
 
 
-def row_sums_backward(dy: Array, x: Array, term: int, factor: float, work: Workspace) -> Array:
+def row_sums_backward(dy: Array, x: Array, term: Term, factor: float, work: Workspace) -> Array:
     (rows, width), dx = x.shape, work.take("dx", x.shape, dy)
     sizes = {"rows": rows, "width": width}
     launch("row_sums_backward", dy=dy, x=x, dx=dx, term=int(term), factor=factor, **sizes)
@@ -35,7 +35,7 @@ def sum_rows(
     b: Array | None,
     out: Array,
     work: Workspace,
-    term: int = VALUES,
+    term: Term = Term.VALUES,
     factor: float = 1.0,
     scale: Array | None = None,
 ) -> None:
@@ -47,7 +47,7 @@ def sum_rows(
     while chunks(width) > 1:
         parts = work.take(f"part sums {stage}", (rows, chunks(width)), a)
         _launch(a, b, parts, term, 1.0, None)
-        a, b, term, width, stage = parts, None, VALUES, chunks(width), stage + 1
+        a, b, term, width, stage = parts, None, Term.VALUES, chunks(width), stage + 1
     _launch(a, b, out, term, factor, scale)
 
 
@@ -76,7 +76,7 @@ def column_totals(partials: Array, out: Array) -> None:
 
 
 def _launch(
-    a: Array, b: Array | None, sums: Array, term: int, factor: float, scale: Array | None
+    a: Array, b: Array | None, sums: Array, term: Term, factor: float, scale: Array | None
 ) -> None:
     rows, width = a.shape
     numbers = {"term": int(term), "factor": factor, "rows": rows, "width": width}

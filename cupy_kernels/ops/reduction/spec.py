@@ -1,5 +1,6 @@
 """Rows of `reduction.cu`: sums along rows, and the largest values of each row."""
 
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,14 @@ from cupy_kernels.types import Wide
 CHUNK = 1024
 """The number of elements that one launch of `row_sums` adds up."""
 
-VALUES, MAGNITUDES, SQUARES = range(3)
-"""What `row_sums` adds up."""
+
+class Term(IntEnum):
+    """The terms of a sum: each x, its absolute value, or its square."""
+
+    VALUES = 0
+    MAGNITUDES = 1
+    SQUARES = 2
+
 
 _TERMS = (lambda x: x, np.abs, np.square)
 _SLOPES = (np.ones_like, np.sign, lambda x: 2 * x)

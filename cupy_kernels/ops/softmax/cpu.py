@@ -13,6 +13,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 def softmax(x: Array, work: Workspace) -> Array:
+    """The probabilities for scores (..., k), of the same shape, valid until the next call."""
     p = work.take("p", x.shape)
     np.subtract(x, x.max(axis=-1, keepdims=True), out=p)
     np.exp(p, out=p)
@@ -21,6 +22,7 @@ def softmax(x: Array, work: Workspace) -> Array:
 
 
 def softmax_backward(dy: Array, p: Array, work: Workspace) -> Array:
+    """dx = p * (dy - sum(dy * p)), the sum over the last axis."""
     dx = work.take("dx", p.shape)
     np.multiply(dy, p, out=dx)
     inner = dx.sum(axis=-1, keepdims=True)
@@ -34,6 +36,12 @@ def whole_labels(
     ignored: int | None,
     work: Workspace,  # noqa: ARG001  # as kernels take it
 ) -> Labels:
+    """Labels of any type as int64.
+
+    Each must be whole and in [0, classes), unless it is the ignored one. An invalid label raises
+    ValueError on the host, with the limits and the label. Kernels do not check; an invalid label
+    makes the loss NaN.
+    """
     with np.errstate(invalid="ignore"):  # what is no number differs from what it is cast to
         labels = values.astype(np.int64)
     wrong = (labels != values) | (labels < 0) | (labels >= classes)
@@ -47,6 +55,7 @@ def whole_labels(
 def cross_entropy(
     x: Array, labels: Labels, ignored: int | None, divisor: float | None, work: Workspace
 ) -> tuple[AnyArray, Kept]:
+    """The loss of scores x, without axes, and the values for `cross_entropy_backward`."""
     p, counted = softmax(x, work), _mask_ignored(labels, ignored)
     safe = np.where(counted, labels, 0)
     chosen = np.maximum(p[np.arange(len(p)), safe], np.float32(SMALLEST))
@@ -56,6 +65,7 @@ def cross_entropy(
 
 
 def cross_entropy_backward(saved: Kept, weight: float, work: Workspace) -> Array:
+    """`weight` times the gradient by the scores."""
     p, labels, counted, divisor = saved
     dx = work.take("dx", p.shape)
     np.copyto(dx, p)
@@ -71,6 +81,10 @@ def accuracy(
     top_k: int,
     work: Workspace,  # noqa: ARG001  # as kernels take it
 ) -> AnyArray:
+    """The share of the counted rows with the true class among the `top_k` best, without axes.
+
+    A class with the same score as the true one counts as better.
+    """
     counted = _mask_ignored(labels, ignored)
     good = hits(scores[counted], labels[counted], top_k)
     return np.asarray(np.float32(np.count_nonzero(good) / max(1, len(good))))
@@ -83,6 +97,7 @@ def class_accuracies(
     top_k: int,
     work: Workspace,  # noqa: ARG001  # as kernels take it
 ) -> Array:
+    """`accuracy` by true class: (classes,), 0 for a class without rows."""
     counted = _mask_ignored(labels, ignored)
     scores, labels, classes = scores[counted], labels[counted], scores.shape[1]
     good = hits(scores, labels, top_k)

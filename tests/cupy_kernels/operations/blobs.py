@@ -45,10 +45,10 @@ def activate(dice: np.random.Generator, function: f.Function) -> Operation:
 
     def run(there: There, works: Works) -> Results:
         a = there(x)
-        y = activation.forward(function, a, works["a"])
+        y = activation.forward(a, function, works["a"])
         if isinstance(function, f.Threshold):
             return {"y": y}
-        return {"y": y, "dx": activation.backward(function, there(dy), a, y, works["a"])}
+        return {"y": y, "dx": activation.backward(there(dy), a, y, function, works["a"])}
 
     return Operation(str(function), run, expected)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.ops import losses
-from cupy_kernels.ops.losses import ClassRule
+from cupy_kernels.ops.losses.spec import ClassRule
 from cupy_kernels.ops.softmax import reference
 from cupy_kernels.ops.softmax.spec import NOTHING_IGNORED
 from cupy_kernels.registry import KERNELS
@@ -30,7 +30,7 @@ def by_class(dice: np.random.Generator, rule: ClassRule) -> Operation:
     found = KERNELS["class_loss"].reference(x=wide(x), labels=labels, **sizes)
 
     def run(there: There, works: Works) -> Results:
-        loss, dx = losses.by_class(rule, there(x), there(labels), works["a"])
+        loss, dx = losses.by_class(there(x), there(labels), rule, works["a"])
         return {"loss": loss, "dx": dx}
 
     return Operation(rule.name, run, {"loss": found["losses"].mean(), "dx": found["dx"]})

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.ops import mvn, reduction
-from cupy_kernels.ops.reduction import Term
+from cupy_kernels.ops.reduction.spec import Term
 from tests.cupy_kernels.operations import Operation, Results, There, Works, draw, wide
 
 TERMS: dict[Term, tuple[Any, Any]] = {

@@ -40,13 +40,13 @@ class Elementwise(Unary):
 
     def apply(self, x: Array, step_key: StepKey) -> Array:
         self._x = x
-        self._y = activation.forward(self.function, x, self.work)
+        self._y = activation.forward(x, self.function, self.work)
         return self._y
 
     def differentiate(self, dy: Array) -> Array | None:
         if isinstance(self.function, activation_functions.Threshold):
             return None  # its derivative is zero
-        return activation.backward(self.function, dy, self._x, self._y, self.work)
+        return activation.backward(dy, self._x, self._y, self.function, self.work)
 
 
 class ReLU(Elementwise):

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from cupy_kernels import backends
 from cupy_kernels.ops import eltwise, losses, reduction, softmax
-from cupy_kernels.ops.losses import ClassRule
-from cupy_kernels.ops.reduction import Term
+from cupy_kernels.ops.losses.spec import ClassRule
+from cupy_kernels.ops.reduction.spec import Term
 from cupy_kernels.types import AnyArray, Array
 from worker.caffe.caffe_pb2 import HingeLossParameter, LossParameter
 from worker.caffe.layer import (
@@ -110,7 +110,7 @@ class ClassLoss(_Loss):
         x, labels = bottoms
         scores = self.rows(x, "scores")
         indices = self.indices(1, labels, self.classes)
-        loss, dx = losses.by_class(self.rule(), scores, indices, self.work)
+        loss, dx = losses.by_class(scores, indices, self.rule(), self.work)
         return loss, self.store_gradient(dx, caffe_shape(x))
 
     def check_column(self, bottom: int, column: AnyArray) -> None:

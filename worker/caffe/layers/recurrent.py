@@ -324,12 +324,12 @@ class RNN(_Recurrent):
     def output(self, weights: Arrays) -> Array:
         rows = self._hidden.reshape(-1, self._outputs)
         self._sums = self.product(rows, weights[-2], weights[-1], "output")
-        self._top = activation.forward(Tanh(), self._sums, self.works["top"])
+        self._top = activation.forward(self._sums, Tanh(), self.works["top"])
         return self._top.reshape(self._hidden.shape)
 
     def output_back(self, dy: Array, weights: Arrays, out: Gradients) -> Array:
         dtop, rows = dy.reshape(self._top.shape), self._hidden.reshape(-1, self._outputs)
-        dsums = activation.backward(Tanh(), dtop, self._sums, self._top, self.works["top"])
+        dsums = activation.backward(dtop, self._sums, self._top, Tanh(), self.works["top"])
         dhidden = self.product_back(dsums, rows, weights[-2], out[-2:], "output")
         assert dhidden is not None
         return dhidden

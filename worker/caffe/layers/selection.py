@@ -8,7 +8,7 @@ import numpy as np
 
 from cupy_kernels import backends
 from cupy_kernels.ops import channels, embedding, reduction
-from cupy_kernels.ops.reduction import Term
+from cupy_kernels.ops.reduction.spec import Term
 from cupy_kernels.types import AnyArray, Array, Labels
 from worker.caffe.caffe_pb2 import ReductionParameter
 from worker.caffe.layer import (

@@ -77,7 +77,7 @@ class SoftmaxWithLoss(Labelled):
         if gradients[0] is None or not needs_grad[0]:
             return [None, None]
         weight = float(backends.as_host(gradients[0]))
-        dx = softmax.cross_entropy_backward(self._x, self._saved, weight, self.work)
+        dx = softmax.cross_entropy_backward(self._saved, weight, self.work)
         return [self.back(dx, "bottom"), None]
 
 
