@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(256)
   quantise<7>(g, error, scales, verdict, n, store);
 }
 
-// The sum of |v| over a block in the order that cpu_numpy.py and cpu/codecs.py have: 8
+// The sum of |v| over a block in the order that cpu_numpy.py and cpu.py have: 8
 // neighbours one by one, then a tree over the 32 sums. An odd lane continues where the one below it
 // ended; its two sums are those of neighbours l / 2 and 16 + l / 2.
 __device__ __forceinline__ float sum_of_magnitudes(const Values& v) {

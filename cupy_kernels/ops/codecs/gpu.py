@@ -1,4 +1,4 @@
-"""codecs.py in CUDA kernels: arenas, residuals and payloads on a device.
+"""`codecs` in CUDA kernels: arenas, residuals and payloads on a device.
 
 A payload is written on the device in the form that is sent, so only the bytes for the network are
 copied to the host. Sparse pushes have kernels, too, but no implementation here: the k-th largest

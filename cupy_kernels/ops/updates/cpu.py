@@ -3,7 +3,7 @@
 Each rule's formula is written once, in float32, on values that may be scalars or arrays. When
 compiled, it is inlined into one pass over memory that reads weights and gradient, advances the
 slots in place and writes the new weights elsewhere, without holding the interpreter's lock. Without
-numba `updates.py` runs the same formula on short blocks of NumPy arrays.
+numba `updates` runs the same formula on short blocks of NumPy arrays.
 
 The invariant: both give the same bits. So the compiler may neither contract a multiply and an add
 into one rounding nor reorder anything. No fastmath flag is set for a formula, and none is needed,

@@ -1,4 +1,4 @@
-"""updates.py in CUDA kernels: weights, gradients and slots on a device.
+"""`updates` in CUDA kernels: weights, gradients and slots on a device.
 
 The kernels of `updates.cu` find the rate and decay of each chunk of 64 floats by its group. Here a
 run is a group. The table with each chunk's run stays on the device between updates, and each update

@@ -1,6 +1,6 @@
 """Rows of `updates.cu` and `gradient_guard.cu`: update rules over the arena, norm and guard.
 
-The references use a rule's formula from `update_reference`, and add its decay, multipliers and the
+The references use a rule's formula from `reference`, and add its decay, multipliers and the
 guard's verdict. Adam's bias correction is already in the rate (`shards.rules` puts it there), so
 its formula is called with a large step, for which the correction is 1.
 """
@@ -68,7 +68,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "dc_asgd": ("strength",),
     "dc_asgd_adaptive": ("keep", "take", "strength", "delta"),
 }
-"""The fields of Hyper for a rule's constants, in the order of its formula in cpu/updates.py."""
+"""The fields of Hyper for a rule's constants, in the order of its formula in cpu.py."""
 
 Formula = Callable[[Doubles, Doubles, tuple[Doubles, ...], Any], tuple[Doubles, tuple[Any, ...]]]
 

@@ -6,7 +6,7 @@
 // Changing numbers (rate, decay, ...) come from `hyper`, and the norm guard's result from
 // `verdict` (may be null), both in device memory: a captured graph freezes arguments, not memory.
 // Launch: one-dimensional, a grid-stride loop over quadruples; the last n % 4 floats one by one.
-// Rounding: each operation once, in the order of cpu/updates.py: the same bits as on the CPU.
+// Rounding: each operation once, in the order of cpu.py: the same bits as on the CPU.
 #include "arena.cuh"
 
 struct Place {

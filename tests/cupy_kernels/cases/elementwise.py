@@ -1,4 +1,4 @@
-"""Cases of `activation.cu`."""
+"""Cases of `activation.cu` and `eltwise.cu`."""
 
 from collections.abc import Iterator
 from typing import Any
