@@ -59,6 +59,8 @@ class DeltaViews:
     def serve(self, worker: str, weights: Floats, kind: Kind, share: float, base: int) -> Change:
         """The change that takes `worker`, which holds view `base`, to `weights` or near them."""
         view = self._views.get(worker)
+        # One count for all workers: a worker that is forgotten and returns must not get a number
+        # that an answer has which is still on its way to it.
         self._last += 1
         # A base before `first` is of a view that was dropped. One before `last` is no fault: the
         # worker applies the answers in between, which are still on their way, before this one.
@@ -74,6 +76,7 @@ class DeltaViews:
 
 def _difference(kind: Kind, share: float, new: Floats, view: Floats) -> NDArray[np.uint8]:
     """The payload of new - view; adds it to `view` in place."""
+    # `encode_rounded` adds `new` itself as it reads both arrays, which saves a pass over memory.
     difference = -view
     if kind is Kind.SPARSE:
         difference += new

@@ -161,6 +161,7 @@ class DensePart:
     def collect(self, gradient: Floats, factor: float) -> None:
         """Add `factor` times a gradient to the buffer, which is the last slot."""
         self._own_slots()
+        # A product makes another array of this size, and most pushes count fully.
         self._slots[-1] += gradient if factor == 1 else np.float32(factor) * gradient
         self.buffered += 1
 
@@ -189,6 +190,7 @@ class DensePart:
         """The section as plain floats, rounded, or as the changes to what the worker has."""
         section = weights[self._where]
         if ask.kind is Kind.F4 and not ask.zstd:
+            # A view of the version, which is not overwritten while the frame refers to it.
             return self._plain, section
         edges = self.keys.start, self.keys.stop
         if ask.kind not in KINDS:

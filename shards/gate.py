@@ -81,6 +81,7 @@ class Gate:
     def forget(self, *workers: str) -> None:
         """Drop the requests of these workers, which have left or have started a new incarnation."""
         gone = set(workers)
+        # A list first, because the loop removes what it runs over.
         for key in [key for key in self.parked if key[0] in gone]:
             del self.parked[key]
 

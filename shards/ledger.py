@@ -100,6 +100,7 @@ class Ledger(msgspec.Struct):
             # A new incarnation waits for the warm start as any newcomer does.
             entry.admitted = False
             self._stand(entry, Standing.KNOWN)
+        # An active worker that repeats its Hello, because the answer was lost, stays active.
         elif entry.standing is not Standing.ACTIVE:
             self._stand(entry, Standing.KNOWN)
         entry.lease_until = lease_until
@@ -124,6 +125,7 @@ class Ledger(msgspec.Struct):
         applied them, or this shard acknowledged them before a rollback.
         """
         entry = self.entries[worker]
+        # Nothing is missing; it may know of fewer than were applied, because an answer was lost.
         if seq <= entry.seq:
             return 0
         skipped, entry.seq, entry.step = max(0, step - entry.step), seq, step
@@ -227,6 +229,7 @@ class Ledger(msgspec.Struct):
             raise _fenced(message.worker, message.incarnation, entry)
         if entry.standing is Standing.EXPIRED:
             raise Resynchronise(f"worker {message.worker}: the lease ran out at step {entry.step}")
+        # A repeated Leave is answered again: the answer to the first one may have been lost.
         if entry.standing is Standing.LEFT and not isinstance(message, Leave):
             raise Resynchronise(f"worker {message.worker} has left this shard")
         # Not yet counted at the gate, it could read and push at a clock that no bound holds.
@@ -287,6 +290,7 @@ class Ledger(msgspec.Struct):
         entry.seq, entry.step, entry.acknowledged = seq, step, acknowledged
         if isfinite(loss):  # a snapshot is JSON, which has no infinity
             entry.loss = loss
+        # Never lower: `join` may have set it above the worker's own.
         entry.clock = max(entry.clock, clock)
         slowest, gap = self._clocks()
         if slowest is not None and slowest > self.floor:  # as `_raise_floor`, a call at each push

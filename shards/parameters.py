@@ -133,6 +133,7 @@ class ParameterStore:
                     pushed.append(number)
                     gradients.append(push[name])
             if not gradients:
+                # The buffer holds some older version, so what does not change is copied, too.
                 part.keep(present, out)
                 continue
             if part.sums:
@@ -149,6 +150,7 @@ class ParameterStore:
                 squares[number] += square
         for part, gradients, rate in waiting:
             part.apply(present, gradients, out, rate, read)
+        # Only now: a rule corrects its bias by the count of the updates before this one.
         for push in pushes:
             for name in push:
                 self.parts[name].count += 1
@@ -169,6 +171,7 @@ class ParameterStore:
         gradients = {
             name: part.take_buffer(size) for name, part in self.parts.items() if part.buffered
         }
+        # Each push was measured as it came; the guard's limit is for one push, not for their mean.
         self.apply([gradients], rates, guarded=False)
         self.buffered = 0
 

@@ -34,6 +34,7 @@ def repartition(
         ShardState(
             msgspec.structs.replace(saved, ledger=_copy_ledger(saved.ledger)),
             {
+                # Copied, or each new state would keep the arrays of the whole job in memory.
                 array_name(section.table, slot): array[
                     section.keys.start : section.keys.stop
                 ].copy()

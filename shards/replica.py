@@ -322,6 +322,7 @@ class ShardReplica:
 
     def _release(self) -> list[Outgoing]:
         out: list[Outgoing] = []
+        # Positions rise along the queue, so the first one that is not committed ends the search.
         while self._pending_answers and self._pending_answers[0][0] <= self.commit_position:
             out += self._pending_answers.popleft()[1]
         return out
@@ -369,6 +370,7 @@ class ShardReplica:
         if self._sending is not None:
             if quiet_s < self._patience_s:
                 return []
+            # On a slow link pieces are late rather than lost, and repeating them makes it slower.
             self._patience_s *= 2
             self._sending.sent = self._sending.arrived
             return self._send_pieces(self._sending, now)
@@ -394,11 +396,15 @@ class ShardReplica:
         self._quiet_since = now
         while self._unreported and self._unreported[0].position <= self._reported:
             self._unreported.popleft()
+        # The first report: the whole state has arrived. Entries that were made while it travelled
+        # are committed already, and the backup has yet to report them.
         if self._alone_until is None:
             self._alone_until = self.position
             self._first = (self._reported, self.position)
             self._sending = None
         elif self._reported < self._alone_until:
+            # Half as many entries as were reported since, so that the backup catches up even if
+            # entries are made faster than it reports them.
             reported, alone = self._first
             further = alone + (self._reported - reported) // 2
             self._alone_until = max(self._alone_until, min(self.position, further))

@@ -160,12 +160,14 @@ class Updates:
         """
         out: list[Applied] = []
         while names := self._complete():
+            # All or none: without one of them, this shard's mean would differ from the others'.
             if not all(quiesce.allows(n, self.round[n].message.seq, now) for n in names):
                 break
             pushes = [self.round.pop(name) for name in names]
             rates, before = self._rates_at(self.steps), self._parameters.version
             scale, means = self._spec.scale, _means([arrived.gradients for arrived in pushes])
             reached = max(self._round_clock(arrived.message) for arrived in pushes)
+            # Each push was measured when it was collected, and counts as accepted since.
             self._parameters.apply([means], rates, scale=scale, guarded=False)
             out += [
                 self._record_push(arrived, arrived.norm, before, rates, scale, now)

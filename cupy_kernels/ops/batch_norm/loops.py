@@ -15,6 +15,7 @@ def moments(x: Array, sums: Array, squares: Array) -> None:
 
     Short runs of rows are added in float32 first.
     """
+    # Without this shift, the squares of values far from 0 would cancel in the variance.
     first, channels = x[0], x.shape[1]
     near, far = np.empty(channels, np.float32), np.empty(channels, np.float32)
     for start in range(0, len(x), 64):

@@ -111,4 +111,5 @@ def finish(rows: Array, bias: Array, relu: bool) -> None:
             _add(bias, row)
         if relu:
             for k in range(len(row)):
+                # In this form NaN stays NaN, which the loss then shows; a maximum would hide it.
                 row[k] = row[k] if not row[k] < 0 else np.float32(0)

@@ -30,6 +30,8 @@ def max_pool(x: Array, rule: Rule, y: Array, where: Array) -> None:
                     for j in range(max(0, pw - q * sw), min(kw, w + pw - q * sw)):
                         cell = where.dtype.type(i * kw + j)
                         values = x[image, p * sh - ph + i, q * sw - pw + j]
+                        # Not compared with -infinity: if all values are
+                        # -infinity, the place must still be in the image.
                         if first:
                             first = False
                             for k in range(c):
