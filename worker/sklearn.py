@@ -127,6 +127,7 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         rows = len(counted)
         workers = min(argument_checks.whole("workers", self.workers, 1), rows)
         size = argument_checks.whole("batch_size", self.batch_size, 1)
+        epochs = argument_checks.whole("epochs", epochs, 1)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + self.steps_
         table = ps.Dense.like(self.layers_, rule=self.rule, rate=self.rate, decay=self.decay)
         how: dict[str, Any] = {

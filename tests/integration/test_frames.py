@@ -126,6 +126,50 @@ def test_columns_are_checked_by_their_types(spark: Any) -> None:
         assert line in refusal(spark.createDataFrame([], schema), ones_job(steps=1, workers=1))
 
 
+def test_nulls_are_refused_before_anything_starts(spark: Any) -> None:
+    """A null label, image, list or number in a list is named with its column by the job that counts
+    the rows: no shard starts."""
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql.functions import udf
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    vectors = StructType([StructField("label", LongType()), StructField("data", VectorUDT())])
+    fine, two = bytes(4), [1.0, 2.0]
+    for schema, values, line in (
+        ("label long, data binary", [(0, fine), (None, fine)], "label: {} in 1 row"),
+        ("label long, image binary", [(0, fine), (1, None), (0, None)], "image: {} in 2 rows"),
+        ("label double, data binary", [(None, fine)], "label: {} in 1 row"),
+        ("label long, data array<double>", [(0, two), (0, [1.0, None])], "data: {} in 1 row"),
+        ("label long, data array<float>", [(0, two), (0, None)], "data: {} in 1 row"),
+        ("label long, data array<int>", [(0, [-7, 7]), (0, [None, -7])], "data: {} in 1 row"),
+        ("label long, data array<decimal(5,2)>", [(0, [None])], "data: {} in 1 row"),
+        ("label long, data array<array<float>>", [(0, [two]), (0, [[None]])], "data: {} in 1 row"),
+        ("label long, data array<array<float>>", [(0, [two]), (0, [None])], "data: {} in 1 row"),
+        (vectors, [(0, Vectors.dense(two)), (0, None)], "data: {} in 1 row"),
+    ):
+        text = "expected a value in each row, got nulls"
+        named = f"the DataFrame, column {line.format(text)}; leave such rows out, as by df.dropna("
+        df = spark.createDataFrame(values, schema)
+        assert refusal(df, ones_job(steps=1, workers=1)).startswith(named)
+    others = spark.createDataFrame([(0, fine, None)], "label long, data binary, remark string")
+    (part,) = [part for part in door.survey(others, ["label", "data"]) if part.rows]
+    assert part.nulls == [0, 0], "a column that is not the net's may hold nulls"
+    computed = others.withColumn("label", udf(lambda _: None, "long")("label"))
+    (part,) = [part for part in door.survey(computed, ["label", "data"]) if part.rows]
+    assert part.nulls == [0, 0], "a function of Python is left to the workers' tasks"
+
+
+def test_a_name_of_two_columns(spark: Any) -> None:
+    """A column of the net that the DataFrame has twice is refused by name."""
+    df = spark.createDataFrame([(0, 1, bytes(4))], "label long, other long, data binary")
+    twice = df.withColumnRenamed("other", "label")
+    line = "the DataFrame: expected one column label, got 2 of this name"
+    assert refusal(twice, ones_job(steps=1, workers=1)) == line
+    pixels = df.withColumnRenamed("other", "data")
+    with pytest.raises(BadInput, match=r"^the DataFrame: expected one column data, got 2 of"):
+        first_shape(pixels, None, image=False)
+
+
 def test_a_vector_of_features(spark: Any) -> None:
     """A list of numbers is a vector, unless the net needs an image or columns say a shape."""
 

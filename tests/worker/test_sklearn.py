@@ -225,6 +225,12 @@ def test_a_fit_does_not_warn_of_its_default_rate(caplog: pytest.LogCaptureFixtur
         ({"hidden": [4, 0.5]}, "hidden: expected"),
         ({"workers": 0}, "workers: expected"),
         ({"batch_size": 0.5}, "batch_size: expected"),
+        ({"batch_size": 0}, "batch_size: expected at least 1, got 0"),
+        ({"epochs": 0}, "epochs: expected at least 1, got 0"),
+        ({"epochs": -1}, "epochs: expected at least 1, got -1"),
+        ({"epochs": 1.5}, "epochs: expected a whole number, got 1.5"),
+        ({"epochs": None}, "epochs: expected a whole number, got None"),
+        ({"epochs": True}, "epochs: expected a whole number, got True"),
         ({"strategy": "nothing"}, "strategy: expected downpour, bsp"),
     ],
 )

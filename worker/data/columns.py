@@ -41,11 +41,11 @@ class ColumnSpec(msgspec.Struct, frozen=True):
     def find(self, names: Sequence[str], where: str) -> str:
         """The name of this column among `names`; raises BadInput."""
         if self.name in names:
-            return self.name
+            return _check_once(self.name, names, where)
         if self.kind is ColumnKind.IMAGE:
             return pixel_column(names, where)
         if self.kind is ColumnKind.LABEL and "label" in names:
-            return "label"
+            return _check_once("label", names, where)
         raise BadInput(where, expected=f"a column {self.name}", got=", ".join(names) or "none")
 
     def among(self, names: Sequence[str]) -> bool:
@@ -61,5 +61,12 @@ def pixel_column(names: Sequence[str], where: str) -> str:
     """Which of the columns `names` holds the pixels: `data` or `image`."""
     for name in PIXEL_COLUMNS:
         if name in names:
-            return name
+            return _check_once(name, names, where)
     raise BadInput(where, expected="a column data or image", got=", ".join(names) or "none")
+
+
+def _check_once(name: str, names: Sequence[str], where: str) -> str:
+    """`name`, which is among `names`; raises BadInput if several columns have it."""
+    if (count := list(names).count(name)) > 1:
+        raise BadInput(where, expected=f"one column {name}", got=f"{count} of this name")
+    return name

@@ -192,9 +192,8 @@ def run_job(
     for change in changes:
         notify(change)
     if source is None:
-        if job.function is None:
-            check_columns(df, job.columns)
-        df = deal_rows(df, job.workers, even=even)
+        columns = check_columns(df, job.columns) if job.function is None else []
+        df = deal_rows(df, job.workers, even=even, columns=columns)
     else:
         check_pythons(df)
     if line := _too_few_slots(job, spark.task_slots(df)):

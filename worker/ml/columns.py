@@ -17,8 +17,10 @@ from pyspark.sql.types import (
 )
 
 from shards.errors import BadInput
+from shards.plurals import format_count
 from worker import spark
 from worker.data.column_values import IMAGE_NAMES, check_numbers
+from worker.data.columns import ColumnSpec
 
 _WHERE = "the DataFrame"
 _MAX_CLASSES = 1_000_000
@@ -39,8 +41,7 @@ class Facts(NamedTuple):
 def check_columns(df: DataFrame, inputs: Sequence[str], *, label: str = "") -> None:
     """Raise BadInput unless `df` has these columns, of types that a network can read."""
     for name in (*inputs, *([label] if label else ())):
-        if name not in df.columns:
-            raise BadInput(_WHERE, expected=f"a column {name}", got=", ".join(df.columns))
+        ColumnSpec(name).find(df.columns, _WHERE)
         where = f"{_WHERE}, column {name}"
         (arrow,) = spark.column_types(df, [name]).values()
         check_numbers(arrow, where)
@@ -166,10 +167,18 @@ def survey_rows(df: DataFrame, inputs: Mapping[str, str], label: str, *, classif
     }
     nulls, least, most, fractions, infinite = facts
     where = f"{_WHERE}, column {label}"
-    _refuse(nulls, f"{where}: expected a value in each row, got nulls in {nulls} rows")
-    _refuse(infinite, f"{where}: expected finite numbers, got others in {infinite} rows")
+    _refuse(
+        nulls, f"{where}: expected a value in each row, got nulls in {format_count(nulls, 'row')}"
+    )
+    _refuse(
+        infinite, f"{where}: expected finite numbers, got others in {format_count(infinite, 'row')}"
+    )
     if classifies:
-        got = f"from {least:g} to {most:g}" if not fractions else f"fractions in {fractions} rows"
+        got = (
+            f"from {least:g} to {most:g}"
+            if not fractions
+            else f"fractions in {format_count(fractions, 'row')}"
+        )
         wrong_labels = fractions or least < 0 or most > _MAX_CLASSES
         _refuse(wrong_labels, f"{where}: expected classes, whole numbers from 0, got {got}")
     outputs = prod(shapes.pop(label)) if is_list else 0
@@ -180,7 +189,9 @@ def _shape(facts: Iterator[Any], axes: int, where: str, *, image: bool) -> tuple
     """The shape of each row of a column, from what the survey has found of it; raises BadInput."""
     nulls, wrong = next(facts), next(facts)
     bounds = [(next(facts), next(facts)) for _ in range(axes)]
-    _refuse(nulls, f"{where}: expected a value in each row, got nulls in {nulls} rows")
+    _refuse(
+        nulls, f"{where}: expected a value in each row, got nulls in {format_count(nulls, 'row')}"
+    )
     _refuse(
         image and bounds[0][0] < 1,
         f"{where}: expected images, got some that Spark could not read: read them with"
@@ -189,7 +200,7 @@ def _shape(facts: Iterator[Any], axes: int, where: str, *, image: bool) -> tuple
     kind = "images of one size" if image else "lists of one length"
     for least, most in bounds:
         _refuse(least != most, f"{where}: expected {kind}, got {least} to {most} values")
-    _refuse(wrong, f"{where}: expected finite numbers, got others in {wrong} rows")
+    _refuse(wrong, f"{where}: expected finite numbers, got others in {format_count(wrong, 'row')}")
     return tuple(int(least or 0) for least, _ in bounds)
 
 

@@ -1,6 +1,7 @@
 """The parameters of the stages of `worker.ml`, as Spark ML names them."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Self
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -42,14 +43,22 @@ def _settings(value: Any) -> dict[str, Any]:
 
 def _count(name: str) -> Callable[[Any], int]:
     """The converter of parameter `name`, a whole number of at least 1; it raises BadInput."""
-    return lambda value: argument_checks.whole(name, TypeConverters.toInt(value), 1)
+
+    def convert(value: Any) -> int:
+        # Spark's converter takes NumPy's numbers and 2.0; its TypeError would be of another kind.
+        with suppress(TypeError):
+            value = TypeConverters.toInt(value)
+        return argument_checks.whole(name, value, 1)
+
+    return convert
 
 
 def _rate(value: Any) -> float:
     """The converter of `stepSize`; it raises BadInput."""
-    rate = TypeConverters.toFloat(value)
-    schedule_of("stepSize", rate)
-    return rate
+    with suppress(TypeError):
+        value = TypeConverters.toFloat(value)
+    schedule_of("stepSize", value)
+    return float(value)
 
 
 class PredictionParams(HasFeaturesCol, HasPredictionCol):
@@ -156,6 +165,9 @@ class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize, HasValidatio
     )
     batchSize: Param[int] = Param(
         Params._dummy(), "batchSize", "rows a step", typeConverter=_count("batchSize")
+    )
+    maxIter: Param[int] = Param(
+        Params._dummy(), "maxIter", "steps of each worker", typeConverter=_count("maxIter")
     )
     rule: Param[str] = Param(
         Params._dummy(),

@@ -21,8 +21,11 @@ from worker.data.read_options import ReadOptions
 _SKEWED = 2  # the largest allowed ratio of rows between two partitions
 
 
-def check_columns(df: spark.DataFrame, columns: Sequence[ColumnSpec] = ()) -> None:
-    """Raise BadInput unless `df` has the columns, of types that fit; by default data and label."""
+def check_columns(df: spark.DataFrame, columns: Sequence[ColumnSpec] = ()) -> list[str]:
+    """The names in `df` of the columns, by default data and label.
+
+    Raises BadInput unless it has each of them once, of a type that fits.
+    """
     where = "the DataFrame"
     column_by_name = {column.find(df.columns, where): column for column in columns or (DATA, LABEL)}
     kinds = spark.column_types(df, column_by_name)
@@ -31,6 +34,7 @@ def check_columns(df: spark.DataFrame, columns: Sequence[ColumnSpec] = ()) -> No
             arrow_images.check_pixel_type(kinds[name], f"{where}, column {name}")
         elif column.kind is ColumnKind.LABEL:
             arrow_images.check_label_type(kinds[name], f"{where}, column {name}")
+    return list(column_by_name)
 
 
 def first_shape(
@@ -121,14 +125,23 @@ def _decode_shape(data: bytes, stated: Shape | None, *, certain: bool) -> Shape 
     return stated
 
 
-def check_pythons(df: spark.DataFrame) -> list[spark.PartitionRows]:
+def check_pythons(df: spark.DataFrame, columns: Sequence[str] = ()) -> list[spark.PartitionRows]:
     """Raise BadInput unless the Python that Spark runs over `df` can run workers.
 
-    Returns what each partition has, which a small Spark job counts.
+    And for a null in one of `columns`. Returns what each partition has, which a small Spark job
+    counts.
     """
-    parts = spark.survey(df)
+    parts = spark.survey(df, columns)
     for part in parts:
         spark.check_python(part)
+    for number, name in enumerate(columns):
+        if nulls := sum(part.nulls[number] for part in parts):
+            raise BadInput(
+                f"the DataFrame, column {name}",
+                expected="a value in each row",
+                got=f"nulls in {format_count(nulls, 'row')}",
+                hint=f'leave such rows out, as by df.dropna(subset=["{name}"]), or fill them',
+            )
     return parts
 
 
@@ -137,15 +150,16 @@ def deal_rows(
     workers: int,
     *,
     even: bool = False,
+    columns: Sequence[str] = (),
 ) -> spark.DataFrame:
     """`df` partitioned so that exactly `workers` partitions have rows.
 
     It is unchanged if that holds already and, with `even`, no partition has more than twice the
     rows of another. Otherwise its rows are dealt evenly. A small Spark job counts the rows, and
-    inspects the Python that runs it. Raises BadInput for a Python that cannot run workers, and for
-    fewer rows than workers.
+    inspects the Python that runs it. Raises BadInput for a Python that cannot run workers, for a
+    null in one of `columns`, and for fewer rows than workers.
     """
-    parts = check_pythons(df)
+    parts = check_pythons(df, columns)
     sizes = [part.rows for part in parts]
     rows, full = sum(sizes), [size for size in sizes if size]
     if not rows:

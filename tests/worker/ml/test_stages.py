@@ -325,6 +325,8 @@ def test_a_module_with_lazy_layers(clouds: Any, tmp_path: Path) -> None:
     [
         ({}, "label", r"the DataFrame: expected a column features, got label$"),
         ({}, "id AS features", r"the DataFrame: expected a column label, got features$"),
+        ({}, "a AS features, label, label", r"expected one column label, got 2 of this name$"),
+        ({}, "a AS features, b AS features, label", r"one column features, got 2 of this name$"),
         (
             {},
             "string(id) AS features, label",
@@ -343,18 +345,18 @@ def test_a_module_with_lazy_layers(clouds: Any, tmp_path: Path) -> None:
         (
             {},
             "if(id = 3, array(null), array(array(a))) AS features, label",
-            "features: expected finite numbers, got others in 1 rows$",
+            "features: expected finite numbers, got others in 1 row$",
         ),
         (
             {"modelArgs": {"size": worker.ml.width_of("image"), "classes": 3}},
             "array(a, b, c) AS features, label",
             "modelArgs: size: expected '<width of features>' or '<width>', the width of an input",
         ),
-        ({}, "if(id = 3, null, a) AS features, label", "features: expected finite .* in 1 rows$"),
+        ({}, "if(id = 3, null, a) AS features, label", "features: expected finite .* in 1 row$"),
         (
             {},
             "if(id = 3, null, array(a)) AS features, label",
-            "features: expected a value in each row, got nulls in 1 rows$",
+            "features: expected a value in each row, got nulls in 1 row$",
         ),
         (
             {},
@@ -420,6 +422,15 @@ def test_what_does_not_fit(
     [
         ({"epochs": 0}, "epochs: expected at least 1, got 0"),
         ({"batchSize": -1}, "batchSize: expected at least 1, got -1"),
+        ({"batchSize": 1.5}, "batchSize: expected a whole number, got 1.5"),
+        ({"batchSize": float("nan")}, "batchSize: expected a whole number, got nan"),
+        ({"batchSize": "8"}, "batchSize: expected a whole number, got '8'"),
+        ({"epochs": True}, "epochs: expected a whole number, got True"),
+        ({"maxIter": 0}, "maxIter: expected at least 1, got 0"),
+        (
+            {"stepSize": "x"},
+            "stepSize: expected a rate or a schedule such as Fixed(base_rate=0.1), got 'x'",
+        ),
         ({"workers": 0}, "workers: expected at least 1, got 0"),
         ({"shards": 0}, "shards: expected at least 1, got 0"),
         ({"testEvery": 0}, "testEvery: expected at least 1, got 0"),
