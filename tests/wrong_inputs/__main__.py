@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-from tests.wrong_inputs import data, files, options, sdk
+from tests.wrong_inputs import data, estimators, files, options, sdk
 from tests.wrong_inputs.rows import Row, fault_of
 
 
@@ -32,7 +32,9 @@ def tried(*, with_options: bool) -> Result:
     result = Result(Counter(), Counter(), [])
     with _folder() as root, sdk.environment(root) as env:
         commands = options.rows(root) if with_options else ()
-        for row in chain(sdk.rows(env), files.rows(env), data.rows(env), commands):
+        for row in chain(
+            sdk.rows(env), estimators.rows(), files.rows(env), data.rows(env), commands
+        ):
             _try(row, root, result)
     return result
 
