@@ -49,13 +49,18 @@ class OwnerStack(ExitStack):
         self._opener = Opener()
         atexit.register(self.close)
 
+    @property
+    def is_this_process(self) -> bool:
+        """True in the process that made the stack."""
+        return self._opener.is_this_process
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        if not self._opener.is_this_process:
+        if not self.is_this_process:
             return False
         atexit.unregister(self.close)
         return super().__exit__(kind, error, trace)

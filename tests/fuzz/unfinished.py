@@ -1,4 +1,5 @@
-"""Messages of very many frames, and such as never end: what they cost, and whom they hold up.
+"""Messages of very many frames, and such as never end or come in part: what they cost, and whom
+they hold up.
 
     python -m tests.fuzz.unfinished
 
@@ -23,6 +24,7 @@ from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.processes import process_replicas, process_shards
 from ps.security.keys import KeyPair, address_of, expect
+from ps.transport.striping import TOKEN_BYTES, Cutter
 from tests.fuzz.hostile import spoken_to
 
 MOST_BYTES = 64 << 20
@@ -32,6 +34,9 @@ _AFTER_S = 3.0
 _SEND_S = 20.0
 _FRAMES = 1_000_000
 _ENDLESS_BYTES = 1 << 30
+_STRANGERS = 8
+_PARTS = 4000
+_SMALL_PART, _LARGE_PART = 10_000, 128 << 10  # bytes: the shard refuses large ones of strangers
 _PIECE = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (256,)),))
 
@@ -56,6 +61,21 @@ def no_end(endpoint: str) -> None:
     with contextlib.suppress(OSError), spoken_to(endpoint) as connection:
         for _ in range(_ENDLESS_BYTES // len(_PIECE)):
             connection.sendall(_PIECE)
+
+
+def parts_of_strangers(endpoint: str) -> None:
+    """First parts of messages that never come whole, from senders that never name the job."""
+    with zmq.Context() as context:
+        dealers = [context.socket(zmq.DEALER) for _ in range(_STRANGERS)]
+        for dealer in dealers:
+            dealer.connect(endpoint)
+        for number in range(_PARTS):
+            size = _LARGE_PART if number % 8 else _SMALL_PART
+            part, _ = Cutter(number.to_bytes(TOKEN_BYTES, "big")).cut([bytes(2 * size)], 2)
+            with contextlib.suppress(zmq.Again):
+                dealers[number % _STRANGERS].send_multipart(part)
+        for dealer in dealers:
+            dealer.close(linger=1000)
 
 
 def by_token(endpoint: str, token: str, pieces: Sequence[bytes], times: int) -> None:
@@ -159,6 +179,7 @@ def main() -> None:
     attacks: tuple[tuple[str, Callable[[], Cost]], ...] = (
         ("a million empty frames, one shard", lambda: one_shard(many_frames)),
         ("no end, one shard", lambda: one_shard(no_end)),
+        ("parts of strangers, one shard", lambda: one_shard(parts_of_strangers)),
         ("a million empty frames, a replicated shard", lambda: a_group(many_frames)),
         ("no end, a replicated shard", lambda: a_group(no_end)),
         ("a million empty frames, by a token's thief", lambda: _stolen([b""], _FRAMES)),

@@ -26,6 +26,7 @@ from ps.durability import Durability
 from ps.launch.launch_plan import LaunchPlan, recovery_s
 from ps.launch.launcher import start_shards
 from ps.logs import Logger, logger
+from ps.process_owner import Opener
 from ps.session.events import Unreachable
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
@@ -354,6 +355,7 @@ class _Run:
         self._settings: LiveSettings | None = None  # the newest that a shard trains with
         self._loss_line = LossLine(job.display, job.average_loss, job.workers)
         self._tag = f"downpour-{secrets.token_hex(8)}"
+        self._opener = Opener()  # a callback may fork: the child's errors must end nothing
         self._logger = logger(__name__, job=task.cluster.job)
         self._troubles: dict[int, str] = {}  # what the shards' statuses have said last
 
@@ -415,7 +417,8 @@ class _Run:
                 error.add_note(hint)
             raise
         except BaseException:  # a second Ctrl-C: stop without waiting
-            spark.interrupt(self.df, self._tag)
+            if self._opener.is_this_process:
+                spark.interrupt(self.df, self._tag)
             raise
 
     def _spark_job(self) -> list[WorkerReport]:
@@ -553,7 +556,7 @@ class _Run:
 
     def _cancel(self, future: "Future[list[WorkerReport]]") -> None:
         """Cancel the Spark job, repeatedly: Spark ignores a cancel before the job has begun."""
-        for _ in range(_CANCELS):
+        for _ in range(_CANCELS if self._opener.is_this_process else 0):
             spark.interrupt(self.df, self._tag)
             if wait([future], _CANCEL_S).done:
                 return
@@ -570,6 +573,8 @@ class _Run:
 
     def _end_with_snapshot(self) -> str:
         """Where to resume from after an error, in words: a new snapshot if the shards are alive."""
+        if not self._opener.is_this_process:
+            return ""
         try:
             self._follow(waits=True)
             self.job_shards.check()

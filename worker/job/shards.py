@@ -24,6 +24,7 @@ import msgspec
 from ps import AdminClient, Cluster
 from ps.job_spec import reshard_specs
 from ps.launch.launcher import LaunchedShards
+from ps.process_owner import OwnerStack
 from ps.resharding import reshard
 from ps.session.admin_plans import SettingsChange, UnconfirmedHandOver
 from ps.wal.job_logs import logs_of
@@ -136,7 +137,7 @@ class JobShards:
         self._former: list[LaunchedShards] = []
         self._request: ReshardRequest | None = None
         self._moving: Future[ReshardedShards] | None = None
-        with ExitStack() as stack:
+        with OwnerStack() as stack:
             self._pool = stack.enter_context(ThreadPoolExecutor(1, "move"))
             hosts = stack.enter_context(self._launch(specs))
             self._stack = stack
@@ -282,7 +283,7 @@ class JobShards:
 
     def __exit__(self, *exc: object) -> None:
         with self._stack:
-            if self._moving is not None:
+            if self._moving is not None and self._stack.is_this_process:
                 wait([self._moving])
                 if self._moving.exception() is None:
                     self._stack.push(self._moving.result().end)

@@ -1,5 +1,6 @@
 """What a job leaves, however it ends. Without Spark: a thread pushes instead of the tasks."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -192,6 +193,46 @@ def test_what_a_death_at_the_end_has_cost(
 
     _, notes = run(tasks, tmp_path, threading.Event(), monkeypatch)
     assert notes == ["shard 0 has died"]
+
+
+class Forks(Notes):
+    """An observer that forks at its first call, and has an error raised in the child."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.child: int | None = None
+        self.ended = threading.Event()
+        self._error = error
+
+    def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None:
+        if self.child is None:
+            self.child = os.fork()
+            if not self.child:
+                raise self._error
+            assert os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1]) == 0
+            self.ended.set()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), ValueError("the child's")], ids=repr)
+def test_a_callback_that_forks(
+    error: BaseException, servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a forked process raises leaves `run_job` there, and ends nothing of its parent's job."""
+    forks, stops = Forks(error), list[Servers]()
+    stop = Servers.stop
+
+    def note_stop(group: Servers) -> None:
+        stops.append(group)
+        stop(group)
+
+    monkeypatch.setattr(Servers, "stop", note_stop)
+    fake = Spark(lambda: push(servers[-1], int(forks.ended.wait(DEADLINE_S)), 0), monkeypatch)
+    try:
+        outcome = run_job(tmp_path, forks)
+    except (SystemExit, ValueError):
+        os._exit(int(forks.child != 0 or bool(fake.interrupts) or bool(stops)))
+    assert (fake.interrupts, stops, outcome.statuses[0].version) == (0, servers, 1)
+    assert outcome.snapshot is not None
 
 
 def test_residuals_are_read_where_the_snapshot_is(
