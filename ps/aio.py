@@ -351,7 +351,7 @@ class AsyncWorker(BoundToProcess):
         while not client.has_pulled() and (left_s := until - time.monotonic()) > 0:
             await self._turn(left_s)
         if not client.has_pulled():
-            raise client.clock_timeout(client.clock, timeout_s)
+            raise client.session.make_clock_timeout(client.clock, timeout_s)
 
     async def _turn(self, timeout_s: float) -> None:
         """Wait for an arrival or the next deadline, and handle it."""

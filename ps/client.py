@@ -5,9 +5,10 @@
         shards.push(gradient(weights))
 
 The SDK's workers (ps/worker.py) and the training loop (worker/training/training_loop.py) use it.
-The client is a thin driver: the session of its cluster connection
-(ps/transport/cluster_connection.py) decides what to send, and the client waits. It has no receiving
-thread: a call to pull or push processes what has arrived, and sleeps at the sockets themselves.
+They check what a user passes; here only the options of a client are checked. The client is a thin
+driver: the session of its cluster connection (ps/transport/cluster_connection.py) decides what to
+send, and the client waits. It has no receiving thread: a call to pull or push processes what has
+arrived, and sleeps at the sockets themselves.
 While the caller computes, ZeroMQ's thread keeps sending and receiving, so a prefetched pull and an
 unacknowledged push cost the caller no time. A small thread renews the lease regularly, so that a
 long computation is not mistaken for a crash. When the job is resharded, the client opens another
@@ -35,13 +36,13 @@ from ps.session import events, reshard_client
 from ps.session.compression import Compression, by_table
 from ps.session.flow_control import MIN_IN_FLIGHT, FlowControl, PrefetchTable, PullKey, Times
 from ps.session.payload_encoder import Gradients
-from ps.session.session import PushTimes
+from ps.session.session import Session
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.residual_writer import ResidualWriter
-from ps.snapshots.worker_state import NO_STATE, Arrays, OwnState, WorkerState, save_state
+from ps.snapshots.worker_state import NO_STATE, OwnState
 from ps.storage import Place
-from ps.transport.cluster_connection import ClusterConnection
+from ps.transport.cluster_connection import ClusterConnection, connect_successor, establish
 from ps.transport.link_model import LinkModel, link_of
 from ps.transport.shard_sockets import Links
 from ps.transport.striping import MAX_STRIPES
@@ -49,7 +50,7 @@ from ps.transport.transports import Transport, transport_named
 from shards import argument_checks
 from shards.buffer_pool import Allocator, heap_allocator
 from shards.errors import BadInput, DownpourError, Fenced
-from shards.messages import MAX_IN_FLIGHT, MAX_SAMPLES, MAX_STEPS, Pull, Push
+from shards.messages import MAX_IN_FLIGHT, MAX_STEPS, Pull, Push
 
 _BRIEF_S = 1e-4  # after a shorter absence, arrivals have not waited long enough to matter
 _SPARE = 6  # gradients besides those in flight: being computed, accumulated, unacknowledged
@@ -83,34 +84,14 @@ def _by_one_thread(
     return call_guarded
 
 
-def _read_versions(versions: Sequence[int]) -> tuple[int, ...]:
-    if not isinstance(versions, tuple | list | np.ndarray):
-        raise argument_checks.wrong(
-            "push: read_versions", "a list of numbers, one per shard", versions
-        )
-    for version in versions:
-        if type(version) is not int or version < 0:
-            break
-    else:
-        return tuple(versions)  # the quick way, for the versions that `pull` returns
-    return tuple(argument_checks.whole("push: read_versions", version, 0) for version in versions)
-
-
 class Client(BoundToProcess):
     """One worker's connection to every shard of a job.
 
     `cluster` is the description of the shards, or the path of a file that `Cluster.save` wrote.
-    `incarnation` orders the processes of one worker name: give a restarted worker a higher one,
-    and it continues after the last applied push (`seq`, `step`). `patience_s` is the longest
-    silence of a shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be
-    unacknowledged when another is sent; by default as many as fill the link and fit into memory
-    (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls, of all tables
-    or by table. `keep` is the path or URI of the job's snapshots: for each snapshot, the residual
-    and the result of `own_state` are written there (ps/snapshots/residual_writer.py). `link` puts
-    all traffic behind a modelled slow link. `stripes` is the number of TCP connections over which a
-    shard's messages are spread; by default it depends on the round trip
-    (ps/transport/striping.py). `allocate` creates the arrays that `pull` and `new_gradient` return,
-    for example page-locked ones for copies to a GPU.
+    The options are those of `ps.Job.worker`. With `keep`, the residual and the result of
+    `own_state` are written there for each snapshot of the job (ps/snapshots/residual_writer.py).
+    `in_flight` (ps/session/flow_control.py) and `stripes`
+    (ps/transport/striping.py) follow from the measured link unless they are given.
 
     `rolled_back` holds the last rollback of each shard that died and was restored from its
     autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks.
@@ -188,7 +169,7 @@ class Client(BoundToProcess):
             ResidualWriter(keep, cluster.job, worker, incarnation) if keep is not None else None
         )
         try:
-            self._switch_to(self._establish(self._current))
+            self._switch_to(establish(self._current, self._connect, self._note))
             ready = self._current.session.ready
             assert ready is not None, "every shard has registered the worker"
             self.clock, self.step = ready.clock, ready.step
@@ -200,6 +181,11 @@ class Client(BoundToProcess):
     def cluster(self) -> Cluster:
         """The job's cluster as last reported to this client."""
         return self._current.cluster
+
+    @property
+    def session(self) -> Session:
+        """The session with the present shards; a reshard replaces it."""
+        return self._current.session
 
     # --- pull and push ----------------------------------------------------------------------------
 
@@ -219,15 +205,8 @@ class Client(BoundToProcess):
         The array is read-only, and not overwritten while it is referred to; drop it when done. With
         `copy` it is the caller's own, and writable, as `torch.from_numpy` wants it.
         """
-        at = self.clock
-        if clock is not None:
-            plain = type(clock) is int and 0 <= clock <= argument_checks.MAX_INT
-            at = clock if plain else argument_checks.whole("pull: clock", clock, 0)
+        at = self.clock if clock is None else clock
         key = at, self._tables if tables is None else self.layout.select(tables).names
-        if copy is not False:
-            copy = argument_checks.flag("pull: copy", copy)
-        if timeout_s is not None:
-            timeout_s = argument_checks.seconds("pull: timeout_s", timeout_s, zero=True)
         started, before = self._enter(Pull), self.times.serialise_s
         if not self._prefetched.holds_next(key):
             self._current.send(self._ask(key, time.monotonic()))
@@ -237,7 +216,7 @@ class Client(BoundToProcess):
             elif (left_s := started + timeout_s - time.monotonic()) > 0:
                 self._turn(left_s)
             else:
-                raise self.clock_timeout(at, timeout_s)
+                raise self.session.make_clock_timeout(at, timeout_s)
         took = time.monotonic() - started - (self.times.serialise_s - before)
         self._wait_s = min(took, pulled.waited_s)
         self.times.waited_s += self._wait_s
@@ -259,7 +238,6 @@ class Client(BoundToProcess):
         Several may be requested. `best_prefetch` is how many steps early each has to be.
         """
         self._check_open()
-        clock = argument_checks.whole("prefetch: clock", clock, 0)
         key = clock, self._tables if tables is None else self.layout.select(tables).names
         if key not in self._prefetched:
             self._current.send(self._ask(key, time.monotonic()))
@@ -272,7 +250,7 @@ class Client(BoundToProcess):
     @_by_one_thread
     def push(
         self,
-        gradient: NDArray[np.float32] | Sequence[float] | Mapping[str, NDArray[np.float32]],
+        gradient: NDArray[np.float32] | Gradients,
         *,
         read_versions: Sequence[int] | None = None,
         steps: int = 1,
@@ -286,8 +264,8 @@ class Client(BoundToProcess):
 
         The gradient is one float32 array of all tables, of shape (layout.size,), or a mapping from
         table names to arrays of shape (table.size,). Tables that it omits do not change. All are
-        applied as one. A list of the same length is accepted in place of an array. The array must
-        not change until the push is acknowledged: take it from `new_gradient()`, then drop it.
+        applied as one. The array must not change until the push is acknowledged: take it from
+        `new_gradient()`, then drop it.
 
         `read_versions`, one per shard, are the versions of the weights that the gradient was
         computed from (default: the last pull's). The worker's clock rises by `ticks` (default: by
@@ -298,29 +276,12 @@ class Client(BoundToProcess):
         Raises BadInput when the array does not fit, or when a shard has refused the content of an
         earlier push. That shard applies nothing of the earlier push; the next push may follow.
         """
-        if read_versions is not None:
-            read_versions = _read_versions(read_versions)
-        elif self._pulled is not None:
+        if read_versions is None:
+            if self._pulled is None:
+                raise BadInput("push", expected="a pull before the first push", got="none")
             read_versions = self._pulled.versions
-        else:
-            raise BadInput("push", expected="a pull before the first push", got="none")
-        if not isinstance(gradient, np.ndarray):
-            gradient = self._gradient(gradient)
-        # Plainly valid arguments cost no function call; others are converted or refused.
-        if type(steps) is not int or not 1 <= steps <= MAX_STEPS:
-            steps = argument_checks.whole("push: steps", steps, 1, MAX_STEPS)
-        if ticks is None:
-            ticks = steps
-        elif type(ticks) is not int or not 1 <= ticks <= steps:
-            ticks = argument_checks.whole("push: ticks", ticks, 1, steps)
-        if type(samples) is not int or not 0 <= samples <= MAX_SAMPLES:
-            samples = argument_checks.whole("push: samples", samples, 0, MAX_SAMPLES)
-        if type(loss) is not float:
-            loss = argument_checks.loss("push: loss", loss)
-        if prefetch is not None and (
-            type(prefetch) is not int or not 0 <= prefetch <= argument_checks.MAX_INT
-        ):
-            prefetch = argument_checks.whole("push: prefetch", prefetch, 0)
+        ticks = steps if ticks is None else ticks
+        assert 1 <= ticks <= steps <= MAX_STEPS, f"a push of {steps} steps and {ticks} ticks"
         started, before = self._enter(Push), self.times.serialise_s
         if self._current.session.pending_pushes:
             self._await_room(self._pacing.room)
@@ -328,15 +289,18 @@ class Client(BoundToProcess):
         self.times.network_s += now - started - (self.times.serialise_s - before)
         request, sends = self._current.session.push(
             self._arenas.place_in_memory(gradient) if self._places else gradient,
-            self._versions(read_versions) if self._resharded else read_versions,
+            reshard_client.versions(read_versions, self.cluster.map.shards)
+            if self._resharded and read_versions
+            else read_versions,
             clock=self.clock + ticks,
             step=self.step + steps,
             steps=steps,
             samples=samples,
             loss=loss,
-            times=self._times_since_push(),
+            times=self.times.since(self._pushed_at, self.rtt_s, self._wait_s),
             now=now,
         )
+        self._pushed_at = structs.replace(self.times)
         self._pacing.pushes.record_send(request, now)
         self.clock += ticks
         self.step += steps
@@ -344,17 +308,6 @@ class Client(BoundToProcess):
             sends += self._ask((prefetch, self._tables), now)
         self._current.send(sends)
         self._pacing.leave(time.monotonic())
-
-    def _times_since_push(self) -> PushTimes:
-        times, before = self.times, self._pushed_at
-        self._pushed_at = structs.replace(times)
-        return PushTimes(
-            self.rtt_s,
-            self._wait_s,
-            times.compute_s - before.compute_s,
-            times.data_s - before.data_s,
-            times.network_s - before.network_s,
-        )
 
     @_by_one_thread
     def flush(self) -> None:
@@ -432,44 +385,6 @@ class Client(BoundToProcess):
     def transports(self) -> tuple[str, ...]:
         """The transport of the arrays to and from each shard: shm, ipc or tcp."""
         return self._current.connection.transports
-
-    @_by_one_thread
-    def save(self, path: str | Path) -> None:
-        """Wait until every push is acknowledged, then write the residual to a file.
-
-        A later incarnation of this worker can `restore` it if the shards' last push is still this
-        one; then no part of a gradient is lost. Raises BadInput where pushes are not compressed.
-        """
-        target = path_checks.path("save: path", path)
-        feedback = residuals.feedback_of(self._current.session, "save")
-        self.flush()
-        state = residuals.state_of(self._current.session, self.step, self.clock)
-        save_state(target, state, feedback.state())
-
-    @_by_one_thread
-    def restore(self, path: str | Path) -> None:
-        """Continue with the residual in a file that `save` wrote; call it before the first push.
-
-        Raises BadInput when the file belongs to another worker, or the shards hold a later push, or
-        pushes are not compressed: the worker can continue without it.
-        """
-        source = path_checks.path("restore: path", path)
-        residuals.restore(self._current.session, *residuals.load(source, self._current.session))
-
-    @_by_one_thread
-    def restore_residual(self, state: WorkerState, arrays: Arrays) -> None:
-        """Continue with a worker state from a snapshot, as `ps.saved_residual` returns it.
-
-        Call it before the first push. Raises BadInput when the state belongs to another worker, or
-        to an earlier push than the shards hold, or pushes are not compressed: the worker can
-        continue without it.
-        """
-        action = "restore_residual"
-        argument_checks.instance(f"{action}: state", state, WorkerState, "a WorkerState")
-        argument_checks.instance(f"{action}: arrays", arrays, Mapping, "arrays by name")  # type: ignore[type-abstract]
-        residuals.feedback_of(self._current.session, action)
-        residuals.check(state, self._current.session, f"residual of {state.worker}")
-        residuals.restore(self._current.session, state, arrays)
 
     def write_requested_state(self) -> None:
         """Write this worker's state if a snapshot wants it; pulls and pushes do so, too."""
@@ -565,21 +480,6 @@ class Client(BoundToProcess):
         self._arenas.turn_to(connection.cluster.map, sharing)
         self._current = connection
 
-    def _establish(self, connection: ClusterConnection) -> ClusterConnection:
-        """This connection, or its last successor, once its shards have registered the worker."""
-        try:
-            while not connection.begin(self._note):
-                connection.close()
-                connection = self._connect_successor(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _connect_successor(self, connection: ClusterConnection) -> ClusterConnection:
-        assert connection.successors is not None, "the shards have handed the job over"
-        return self._connect(connection.successors)
-
     def _follow_reshard(self) -> None:
         """Connect to the new shards, and repeat the pushes that the former have not applied.
 
@@ -588,7 +488,7 @@ class Client(BoundToProcess):
         """
         former = self._current
         former.close()
-        connection = self._establish(self._connect_successor(former))
+        connection = establish(connect_successor(former, self._connect), self._connect, self._note)
         now = time.monotonic()
         try:
             joins, owed = reshard_client.resume_at(former.session, connection.session, now)
@@ -606,40 +506,13 @@ class Client(BoundToProcess):
         if self._leaving:
             self._current.send(self._current.session.leave(time.monotonic()))
 
-    def _versions(self, read: Sequence[int]) -> Sequence[int]:
-        """The read versions, in the number that the present shards expect after a reshard."""
-        return reshard_client.versions(read, self._current.cluster.map.shards) if read else read
-
     # --- requests and answers ---------------------------------------------------------------------
-
-    def _gradient(self, gradient: object) -> NDArray[np.float32] | Gradients:
-        """A gradient that is not one array, as arrays; raises BadInput."""
-        if not isinstance(gradient, Mapping):
-            subject = f"push to table{'s' * (len(self._tables) > 1)} {', '.join(self._tables)}"
-            return argument_checks.array(subject, gradient, self._size)
-        arrays = {}
-        for name, array in gradient.items():
-            keys = self.layout.section(name)
-            arrays[name] = argument_checks.array(f"push to table {name}", array, len(keys))
-        return arrays
 
     def _ask(self, key: PullKey, now: float) -> list[events.Send]:
         request, sends = self._current.session.pull(key[0], now, key[1])
         self._pacing.pulls.record_send(request, now)
         self._prefetched.record_request(key, request)
         return sends
-
-    def clock_timeout(self, clock: int, timeout_s: float) -> events.ClockTimeout:
-        """The error of a pull for `clock` that has waited `timeout_s` seconds in vain."""
-        slowest = self._current.session.slowest_clock
-        known = "" if slowest is None else f": the slowest worker is at clock {slowest}"
-        error = events.ClockTimeout(
-            f"worker {self.worker}: the pull for clock {clock} has waited {timeout_s:g} s at the"
-            f" staleness bound{known}",
-            slowest,
-        )
-        error.worker = self.worker
-        return error
 
     def _await_room(self, unacknowledged: int) -> None:
         while self._current.session.pending_pushes > unacknowledged:

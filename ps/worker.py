@@ -17,6 +17,7 @@ The worker is a thin layer over `Client`, which it gives arrays in the user's ow
 """
 
 import time
+from collections.abc import Mapping
 from math import isfinite
 from os import getpid
 from pathlib import Path
@@ -27,13 +28,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ps import path_checks
 from ps.client import Client
 from ps.process_owner import BoundToProcess
 from ps.session import events
 from ps.shared_memory.client_buffers import PulledWeights
+from ps.snapshots import residuals
+from ps.snapshots.worker_state import Arrays, WorkerState
 from ps.table_views import TableViews
 from shards import argument_checks
 from shards.errors import BadInput, DownpourError, Retry
+from shards.messages import MAX_SAMPLES
 from shards.plurals import format_count
 
 Floats = NDArray[np.float32]
@@ -165,9 +170,9 @@ class Worker(BoundToProcess):
         `samples` counts the examples in it, for the records. All gradients that the step was given
         are sent on leaving the block, as one push.
         """
-        if type(samples) is not int or samples < 0:
+        if type(samples) is not int or not 0 <= samples <= MAX_SAMPLES:
             try:
-                samples = argument_checks.whole("samples", samples, 0)
+                samples = argument_checks.whole("samples", samples, 0, MAX_SAMPLES)
             except BadInput as error:
                 error.worker = self.name
                 raise
@@ -182,6 +187,7 @@ class Worker(BoundToProcess):
         It waits at the staleness bound as the next step would, and raises `ps.errors.ClockTimeout`
         after `timeout_s` seconds there.
         """
+        timeout_s = argument_checks.seconds("pull: timeout_s", timeout_s, zero=True)
         return self._views.build(None, self.client.pull(timeout_s=timeout_s).weights)
 
     def flush(self) -> None:
@@ -197,14 +203,24 @@ class Worker(BoundToProcess):
 
         Raises BadInput where pushes are not compressed.
         """
-        self.client.save(path)
+        client, target = self.client, path_checks.path("save: path", path)
+        residuals.feedback_of(client.session, "save")  # raised before the wait
+        client.flush()
+        residuals.save(target, client.session, client.step, client.clock)
 
-    def restore(self, path: str | Path) -> None:
+    def restore(self, saved: str | Path | tuple[WorkerState, Arrays]) -> None:
         """Before the first push, continue with the residual that an earlier incarnation has saved.
 
-        Raises BadInput when the file is another worker's, or does not fit what the shards hold.
+        `saved` is the file that `save` wrote, or what `ps.saved_residual` returned from a snapshot.
+        Raises BadInput when it is another worker's, or does not fit what the shards hold.
         """
-        self.client.restore(path)
+        session = self.client.session
+        match saved:
+            case (WorkerState() as state, Mapping() as arrays):
+                residuals.restore(session, state, arrays)
+            case _:
+                path = path_checks.path("restore: saved", saved)
+                residuals.restore(session, *residuals.load(path, session))
 
     def close(self) -> None:
         """Wait for the acknowledgements, leave the job, and drop the connections; final.
@@ -328,6 +344,8 @@ class WorkerStep(BoundToProcess):
         """
         self._check_open()
         if self._pulled is None:
+            if timeout_s != PULL_S:
+                timeout_s = argument_checks.seconds("pull: timeout_s", timeout_s, zero=True)
             self._pulled = self._worker._pull(timeout_s)
             self._pulled_at = time.monotonic()
         return self._views.build(table, self._pulled.weights)

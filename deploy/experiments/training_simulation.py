@@ -24,7 +24,8 @@ from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.problem import Batch, Workload
 from deploy.virtual_clock import Clock
 from ps.session.events import Pulled, Ready, Send
-from ps.session.session import PushTimes, Session
+from ps.session.flow_control import PushTimes
+from ps.session.session import Session
 from shards.errors import BadInput
 from shards.ledger import Ledger
 from shards.shard import Shard

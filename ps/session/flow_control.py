@@ -110,6 +110,16 @@ class WindowEstimator:
         return self._durations[-1][0] < self._answered_at - _WINDOW_S and self.early > 1
 
 
+class PushTimes(msgspec.Struct, frozen=True):
+    """The times that a worker reports with a push, in seconds (update_records.py)."""
+
+    rtt_s: float = 0.0
+    wait_s: float = 0.0
+    compute_s: float = 0.0
+    data_s: float = 0.0
+    network_s: float = 0.0
+
+
 class Times(msgspec.Struct):
     """A client's use of its time since it connected, in seconds.
 
@@ -121,6 +131,16 @@ class Times(msgspec.Struct):
     serialise_s: float = 0.0
     compute_s: float = 0.0
     data_s: float = 0.0
+
+    def since(self, before: "Times", rtt_s: float, wait_s: float) -> PushTimes:
+        """The times from `before` on, to be reported with a push."""
+        return PushTimes(
+            rtt_s,
+            wait_s,
+            self.compute_s - before.compute_s,
+            self.data_s - before.data_s,
+            self.network_s - before.network_s,
+        )
 
 
 class FlowControl:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.session.events import Frames, Send
-from ps.session.session import PushTimes, Session
+from ps.session.flow_control import PushTimes
+from ps.session.session import Session
 from shards import payloads
 from shards.messages import Push
 from shards.tables import KeyRange

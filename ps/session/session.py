@@ -35,7 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.session.compression import Compression, by_table
-from ps.session.events import Event, Frames, Ready, Relocated, Send, Usurped
+from ps.session.events import ClockTimeout, Event, Frames, Ready, Relocated, Send, Usurped
+from ps.session.flow_control import PushTimes
 from ps.session.inflight import InflightRequests
 from ps.session.membership import Membership
 from ps.session.payload_encoder import Gradients, PayloadEncoder
@@ -63,17 +64,6 @@ from shards.messages import (
 from shards.refusals import error_of
 from shards.tables import Layout, ShardMap
 from shards.wire_format import Buffer
-
-
-class PushTimes(msgspec.Struct, frozen=True):
-    """The times that a worker reports with a push, in seconds (update_records.py)."""
-
-    rtt_s: float = 0.0
-    wait_s: float = 0.0
-    compute_s: float = 0.0
-    data_s: float = 0.0
-    network_s: float = 0.0
-
 
 _NO_TIMES = PushTimes()
 
@@ -383,6 +373,18 @@ class Session:
     def pending_pushes(self) -> int:
         """The number of pushes that not every shard has acknowledged."""
         return len(self._requests.pushes)
+
+    def make_clock_timeout(self, clock: int, timeout_s: float) -> ClockTimeout:
+        """The error of a pull for `clock` that has waited `timeout_s` seconds in vain."""
+        slowest = self.slowest_clock
+        known = "" if slowest is None else f": the slowest worker is at clock {slowest}"
+        error = ClockTimeout(
+            f"worker {self.worker}: the pull for clock {clock} has waited {timeout_s:g} s at the"
+            f" staleness bound{known}",
+            slowest,
+        )
+        error.worker = self.worker
+        return error
 
     @property
     def boots(self) -> tuple[int, ...]:

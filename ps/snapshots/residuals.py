@@ -10,7 +10,14 @@ from pathlib import Path
 
 from ps.session.error_feedback import ErrorFeedback
 from ps.session.session import Session
-from ps.snapshots.worker_state import NO_STATE, Arrays, OwnState, WorkerState, load_state
+from ps.snapshots.worker_state import (
+    NO_STATE,
+    Arrays,
+    OwnState,
+    WorkerState,
+    load_state,
+    save_state,
+)
 from shards.errors import BadInput
 
 
@@ -42,13 +49,18 @@ def load(path: Path, session: Session) -> tuple[WorkerState, Arrays]:
     """Load the file of an earlier process; raises BadInput if damaged or another worker's."""
     feedback_of(session, "restore")
     state, arrays = load_state(path)
-    check(state, session, f"worker state {path}")
+    state.check(state_of(session, 0, 0), f"worker state {path}")
     return state, arrays
 
 
-def check(state: WorkerState, session: Session, label: str) -> None:
-    """Raise BadInput naming `label` unless `state` is of this session's worker."""
-    state.check(state_of(session, 0, 0), label)
+def save(path: Path, session: Session, step: int, clock: int) -> None:
+    """Write the residual to a file for `load`; every push must have been acknowledged.
+
+    A later incarnation of the worker can restore it if the shards' last push is still this one;
+    then no part of a gradient is lost. Raises BadInput where pushes are not compressed.
+    """
+    feedback = feedback_of(session, "save")
+    save_state(path, state_of(session, step, clock), feedback.state())
 
 
 def copy_state(
@@ -62,15 +74,18 @@ def copy_state(
 
 
 def restore(session: Session, state: WorkerState, arrays: Arrays) -> None:
-    """Restore the residual into `session`; raises BadInput if later pushes have sent a part of it.
+    """Restore the residual into `session` before its first push.
 
-    After a rollback, or from a snapshot, it may belong to a later push than the shards hold.
+    After a rollback, or from a snapshot, it may belong to a later push than the shards hold. Raises
+    BadInput if it is another worker's, if later pushes have sent a part of it, or where pushes are
+    not compressed: the worker can continue without it.
     """
+    feedback = feedback_of(session, "restore")
+    state.check(state_of(session, 0, 0), f"residual of {state.worker}")
     if state.seq < session.seq:
         raise BadInput(
             f"worker state of {session.worker}",
             expected=f"one after push {session.seq}, which is the last that was applied",
             got=f"one after push {state.seq}: continue without it",
         )
-    feedback = feedback_of(session, "restore")
     feedback.restore({name: arrays[name] for name in feedback.state()})

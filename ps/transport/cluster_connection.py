@@ -206,6 +206,28 @@ class ClusterConnection:
             raise Unreachable(text, error.shard) from None
 
 
+def establish(
+    connection: ClusterConnection, connect: Callable[[Cluster], ClusterConnection], note: Note
+) -> ClusterConnection:
+    """This connection, or its last successor, once its shards have registered the worker."""
+    try:
+        while not connection.begin(note):
+            connection.close()
+            connection = connect_successor(connection, connect)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect_successor(
+    connection: ClusterConnection, connect: Callable[[Cluster], ClusterConnection]
+) -> ClusterConnection:
+    """A connection to the shards that have taken over from those of `connection`."""
+    assert connection.successors is not None, "the shards have handed the job over"
+    return connect(connection.successors)
+
+
 class LeaseKeepAlive:
     """A thread with links of its own that renews the lease every `period_s` seconds.
 

@@ -56,7 +56,7 @@ def test_a_path_is_a_cluster(of: Callable[[Path], str | Path], tmp_path: Path) -
 
 
 def test_lists_are_arrays() -> None:
-    """Weights and gradients may be lists of numbers."""
+    """The weights that a job begins with may be lists of numbers."""
     ones = [1.0] * TABLE.size
     specs = shard_specs(TABLE, schedule=1.0)
     with (
@@ -64,7 +64,7 @@ def test_lists_are_arrays() -> None:
         Client(cluster, worker="w", compression="fp16", link="rtt=1ms") as client,
     ):
         client.pull()
-        client.push(ones)
+        client.push(np.ones(TABLE.size, np.float32))
         client.flush()
         assert not client.pull().weights[:1000].any()
 
@@ -118,7 +118,7 @@ def test_a_client_in_another_thread() -> None:
     ):
         client.pull()
         client.push(client.new_gradient())
-        inside, pulled = Event(), Event()
+        inside, pulled, gradient = Event(), Event(), client.new_gradient()
 
         def wait_at_the_bound() -> None:
             inside.set()
@@ -134,7 +134,7 @@ def test_a_client_in_another_thread() -> None:
             client.flush,
             client.close,
             lambda: client.prefetch(3),
-            lambda: client.push([0.0] * TABLE.size),
+            lambda: client.push(gradient),
         )
         while client._user.acquire(blocking=False):  # until the thread is in the call
             client._user.release()

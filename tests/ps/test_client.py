@@ -3,7 +3,6 @@
 import gc
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -198,23 +197,16 @@ def test_weights_that_nobody_took_leave_nothing() -> None:
 
 
 def test_numbers_may_be_numpys() -> None:
-    """Wherever an integer is expected; anything else is refused before anything is sent."""
-    one = np.int64(1)
+    """Wherever a number is expected; anything else is refused before anything is sent."""
     with shards_for(bound=None) as cluster, AdminClient(cluster) as console:
-        with Client(cluster, worker="w") as client:
-            versions: Any = np.array(client.pull(np.int64(0)).versions)  # type: ignore[arg-type]
-            client.prefetch(one)  # type: ignore[arg-type]
-            client.push(
-                everywhere(1),
-                read_versions=versions,
-                steps=one,  # type: ignore[arg-type]
-                samples=np.int64(3),  # type: ignore[arg-type]
-                prefetch=np.int64(2),  # type: ignore[arg-type]
-            )
-            with pytest.raises(BadInput, match=r"push: samples: expected a whole number, got 2\.5"):
-                client.push(everywhere(1), samples=2.5)  # type: ignore[arg-type]
-            client.flush()
-            assert (client.seq, type(client.clock)) == (1, int)
+        with ps.connect(cluster).worker("w", prefetch=np.int64(1)) as me:  # type: ignore[arg-type]
+            with me.step(samples=np.int64(3)) as step:  # type: ignore[arg-type]
+                step.push(step.pull(timeout_s=np.float32(60)))  # type: ignore[arg-type]
+                step.loss = np.float32(0.5)  # type: ignore[assignment]
+            with pytest.raises(BadInput, match=r"samples: expected a whole number, got 2\.5"):
+                me.step(samples=2.5)  # type: ignore[arg-type]
+            me.flush()
+            assert (me.seq, type(me.clock)) == (1, int)
         assert [(one.pushes, one.samples) for one in console.status()] == [(1, 3), (1, 3)]
 
 

@@ -13,6 +13,9 @@ from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.processes import process_shards
 from ps.launch.threads import local_shards
+from ps.pytree import Structure
+from ps.table_views import TableViews
+from ps.worker import Worker
 from shards.errors import BadInput
 from tests.support.two_shards import TABLE, UNIT, everywhere
 
@@ -124,6 +127,22 @@ def test_a_shard_in_a_process_serves_every_form() -> None:
                 assert 0 < np.abs(view - console.read()).max() < 1, pull
 
 
+def worker_of(client: Client) -> Worker:
+    """The worker of the SDK over a client."""
+    views = TABLE.views(TABLE.empty())
+    return Worker(client, TableViews({TABLE.name: (TABLE, Structure("weights", views))}), 0)
+
+
+def save(client: Client, path: Path) -> None:
+    """Save the residual as a worker does."""
+    worker_of(client).save(path)
+
+
+def restore(client: Client, path: Path) -> None:
+    """Restore the residual as a worker does."""
+    worker_of(client).restore(path)
+
+
 @pytest.mark.parametrize("push", ["int8", "1bit", "topk:0.05,momentum=0.9", "threshold:3,zstd"])
 def test_a_restored_worker_goes_on_to_the_bit(push: str, tmp_path: Path) -> None:
     """Saved, killed, restored: the weights are those of a worker that was never interrupted."""
@@ -134,10 +153,10 @@ def test_a_restored_worker_goes_on_to_the_bit(push: str, tmp_path: Path) -> None
             client.pull()
             for number, gradient in enumerate(gradients):
                 if interrupted and number == 7:
-                    client.save(tmp_path / "w.safetensors")
+                    save(client, tmp_path / "w.safetensors")
                     client.abort()
                     client = compressed(cluster, push, incarnation=1)
-                    client.restore(tmp_path / "w.safetensors")
+                    restore(client, tmp_path / "w.safetensors")
                     client.pull()
                 client.push(gradient)
             client.close()
@@ -153,7 +172,7 @@ def test_a_residual_is_of_one_push(tmp_path: Path) -> None:
         client = compressed(cluster, "int8")
         client.pull()
         client.push(everywhere(1.0))
-        client.save(path)
+        save(client, path)
         client.push(everywhere(1.0))
         client.flush()
         client.abort()
@@ -161,7 +180,7 @@ def test_a_residual_is_of_one_push(tmp_path: Path) -> None:
             compressed(cluster, "int8", incarnation=1) as client,
             pytest.raises(BadInput, match=r"expected one after push 2, .* got one after push 1"),
         ):
-            client.restore(path)
+            restore(client, path)
         with compressed(cluster, "int8", incarnation=2) as client:
             assert client.seq == 2
 
@@ -171,7 +190,7 @@ def test_a_state_that_is_not_this_workers(tmp_path: Path) -> None:
     path = tmp_path / "state"
     with served() as (cluster, _):
         with compressed(cluster, "int8") as client:
-            client.save(path)
+            save(client, path)
         refused = [
             ("4bit", path, "push: expected .*int4.*, got .*int8"),
             ("none", path, "restore: expected compressed pushes"),
@@ -183,17 +202,17 @@ def test_a_state_that_is_not_this_workers(tmp_path: Path) -> None:
                 compressed(cluster, push, incarnation=1) as client,
                 pytest.raises(BadInput, match=complaint),
             ):
-                client.restore(file)
+                restore(client, file)
         with (
             Client(cluster, worker="v", compression=Compression.parse("int8")) as other,
             pytest.raises(BadInput, match="worker: expected v, got w"),
         ):
-            other.restore(path)
+            restore(other, path)
         with (
             Client(cluster, worker="u") as plain,
             pytest.raises(BadInput, match="save: expected compressed pushes"),
         ):
-            plain.save(path)
+            save(plain, path)
 
 
 def test_nan_is_refused_before_it_is_sent() -> None:

@@ -25,6 +25,7 @@ from ps.session.membership import Membership
 from ps.session.payload_encoder import PayloadEncoder
 from ps.session.retransmit import RetransmitTable
 from ps.session.session import Session
+from ps.transport import cluster_connection
 from ps.transport.cluster_connection import ClusterConnection, LeaseKeepAlive
 from ps.transport.shard_sockets import Links
 from ps.transport.transports import Transport
@@ -280,13 +281,13 @@ MOVING = [
         *(
             Client._turn,
             Client._follow_reshard,
-            Client._establish,
-            Client._connect_successor,
             Client._switch_to,
         ),
         *(
             ClusterConnection.begin,
             ClusterConnection.close,
+            cluster_connection.establish,
+            cluster_connection.connect_successor,
             LeaseKeepAlive.begin,
             LeaseKeepAlive.stop,
             reshard_client.resume_at,

@@ -84,8 +84,7 @@ class Env(NamedTuple):
     table: ps.DenseTable
     specs: list[Any]
     cluster: ps.Cluster
-    client: Client
-    compressed: Client
+    compressed: ps.Worker
     console: ps.AdminClient
     job: ps.Job
     own: OwnJob
@@ -103,27 +102,22 @@ def environment(folder: Path) -> Iterator[Env]:
     solver = tiny_job.write_job(folder / "job")
     with ExitStack() as stack:
         cluster = stack.enter_context(local_shards(specs))
-        client = stack.enter_context(Client(cluster, worker="own"))
-        compressed = stack.enter_context(Client(cluster, worker="packed", compression="int8"))
         console = stack.enter_context(ps.AdminClient(cluster))
         job = ps.connect(cluster)
         own = stack.enter_context(ps.local(ps.Dense.zeros({"w": 3}), shards=2))
         me = stack.enter_context(job.worker("of the job"))
+        compressed = stack.enter_context(job.worker("packed", compression="int8"))
         reader = stack.enter_context(job.reader())
-        for one in (client, compressed):
-            one.pull()
-            one.push(one.new_gradient())
-            one.flush()
         console.read()
         reader.pull()
-        with me.step() as step:
-            step.pull()
+        for one in (me, compressed):
+            with one.step() as step:
+                step.pull()
         yield Env(
             folder,
             table,
             specs,
             cluster,
-            client,
             compressed,
             console,
             job,
@@ -610,9 +604,13 @@ def _workers(env: Env) -> dict[str, Target]:
     table = {"table": "table name?"}
     return {
         "Worker.step": Target(me.step, _with(me.step), {"samples": "0.."}),
-        "Worker.pull": Target(me.pull, _with(me.pull), {"timeout_s": "0 seconds?"}),
+        "Worker.pull": Target(me.pull, _with(me.pull), {"timeout_s": "0 seconds"}),
+        "Worker.save": Target(env.compressed.save, _with(env.compressed.save), {"path": "path"}),
+        "Worker.restore": Target(
+            env.compressed.restore, _with(env.compressed.restore), {"saved": "path"}
+        ),
         "WorkerStep.pull": Target(
-            ps.WorkerStep.pull, step("pull"), table | {"timeout_s": "0 seconds?"}
+            ps.WorkerStep.pull, step("pull"), table | {"timeout_s": "0 seconds"}
         ),
         "WorkerStep.gradients": Target(ps.WorkerStep.gradients, step("gradients"), table),
         "WorkerStep.push": Target(
@@ -629,9 +627,8 @@ def _workers(env: Env) -> dict[str, Target]:
 
 
 def _connections(env: Env) -> dict[str, Target]:
-    client, console = env.client, env.console
+    console = env.console
     state = console.export()[0]
-    gradient = np.zeros(TABLE_SIZE, np.float32)
     return {
         "Client": Target(
             Client,
@@ -644,54 +641,6 @@ def _connections(env: Env) -> dict[str, Target]:
                 **_CONNECTION,
             },
             _CONNECTION_NAMES,
-        ),
-        "Client.pull": Target(
-            client.pull,
-            _with(client.pull),
-            {
-                "clock": "0..?",
-                "tables": "table names?",
-                "copy": "flag",
-                "timeout_s": "0 seconds?",
-            },
-            {"tables": "table"},
-        ),
-        "Client.prefetch": Target(
-            client.prefetch,
-            _with(client.prefetch, clock=0),
-            {"clock": "0..", "tables": "table names?"},
-            {"tables": "table"},
-        ),
-        "Client.wait": Target(
-            client.wait,
-            _with(client.wait, until=lambda: True, timeout_s=0.0),
-            {"until": "function", "timeout_s": "0 seconds"},
-        ),
-        "Client.push": Target(
-            client.push,
-            _with(client.push, gradient=gradient),
-            {
-                "gradient": "array|strided|gradients",
-                "read_versions": "read versions",
-                "steps": "1..",
-                "ticks": "1..|ticks?",
-                "samples": "0..",
-                "loss": "loss",
-                "prefetch": "0..?",
-            },
-            {"gradient": "push to table wrong|table: expected", "read_versions": "read.versions"},
-        ),
-        "Client.new_gradient": Target(
-            client.new_gradient, _with(client.new_gradient), {"zeroed": ""}
-        ),
-        "Client.save": Target(env.compressed.save, _with(env.compressed.save), {"path": "path"}),
-        "Client.restore": Target(
-            env.compressed.restore, _with(env.compressed.restore), {"path": "path"}
-        ),
-        "Client.restore_residual": Target(
-            env.compressed.restore_residual,
-            _with(env.compressed.restore_residual, state=None, arrays={}),
-            {"state": "object", "arrays": ""},
         ),
         "Console": Target(
             ps.AdminClient,

@@ -109,7 +109,6 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     ),
     "views": (*_ANY, None, 3.0, "w", [], [0.0] * TABLE_SIZE, np.zeros(3, np.float32)),
     "weights": (np.full(TABLE_SIZE, nan, np.float32), np.full(TABLE_SIZE, inf, np.float32)),
-    "strided": (np.zeros(2 * TABLE_SIZE, np.float32)[::2],),
     "cluster": (*_ANY, None, 3, "", "missing.json", Path(), [], b"{}", "a\0b", True),
     "specs": (*_ANY, None, 3, "specs", [], (), [None], ["a", "b"]),
     "endpoints": (*_ANY, None, 3, "tcp://127.0.0.1:1", [], [None], ["a", "b", "c"]),
@@ -151,7 +150,6 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     ),
     "port": (*_WHOLE, -1, 65536, 10**6),
     "stripes": (*_WHOLE[:-6], 0, -1, 17, 10**9),
-    "read versions": (*_ANY, 3, "ab", [], [1.5, 0], [-1, 0], [0], [0, 0, 0], ["a", "b"], [None]),
     "device": (*_TEXT, "", "tpu", "gpu:", "gpu:-1", "gpu:x", "cpu:0", "a\nb"),
     "steps": (*_ANY, None, 3, "a", [1.5], ["a"], [3, 1]),
     "ending": ("w.pt", "w", "w.caffemodel.gz"),
@@ -213,11 +211,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
         *({name: ps.Dense.zeros({"w": 3})} for name in ("", "a\nb", "w" * 200, 3)),
     ),
     "table specs": (*_ANY, None, 3, "w", [], ["w"], {"t": ps.TensorSpec("w", (3,))}),
-    "table names": (*_ANY, 3, "", "wrong", [], ["nope"], [3], [None], ["wrong", "nope"], True),
     "table name": (Other(), Other, 3, 1.5, "", "nope", "a\nb", [], b"w", True, {}),
     "compressions": (*({name: "int8"} for name in ("nope", 3)), {"wrong": 3}, {"wrong": "nope"}),
-    "gradients": ({"nope": np.zeros(3)}, {3: []}, {"wrong": 3}, {"wrong": np.zeros(3)}),
-    "ticks": (2,),  # of one step
     "speeds": (*_NO_DICT, *({"w": speed} for speed in (Other(), None, "a", nan, inf, -1, 0))),
 }
 """By what a parameter is to be: values that it cannot be."""

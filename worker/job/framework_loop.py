@@ -17,6 +17,7 @@ import ps
 from ps.client import Client
 from shards import argument_checks
 from shards.errors import BadInput
+from shards.messages import MAX_SAMPLES
 from shards.tables import DenseTable
 from worker.job.options import MAX_COUNT
 from worker.strategies import Strategy
@@ -189,7 +190,9 @@ class LoopSteps:
         `samples` None are the rows that have been read since the last step.
         """
         now = self._rows()
-        rows = now - self._rows_before if samples is None else samples
+        rows = now - self._rows_before
+        if samples is not None:
+            rows = argument_checks.whole("step: samples", samples, 0, MAX_SAMPLES)
         self._rows_before = now
         self._continue(
             GradientComputed(gradient, argument_checks.loss_of("step: loss", loss), rows=rows)

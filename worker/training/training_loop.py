@@ -202,7 +202,7 @@ class _Driver(ClientDriver):
     def _finish(self) -> machine.StepFinished:
         started, model = time.monotonic(), self.model
         assert isinstance(model, Ahead)
-        return machine.StepFinished(model.finish(), time.monotonic() - started)
+        return machine.StepFinished(check_loss(model, model.finish()), time.monotonic() - started)
 
     def _gradient(self, weights: Floats, inputs: list[Batch], step: int) -> tuple[Floats, float]:
         """The gradient of one step, in a new array, and the mean loss."""

@@ -18,6 +18,7 @@ from contextlib import suppress
 import msgspec
 
 from ps.client import Client
+from ps.snapshots import residuals
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.residual_writer import saved_residual
 from ps.snapshots.worker_state import Arrays, OwnState, WorkerState
@@ -76,7 +77,7 @@ def restore_state(
     if client.compresses:
         try:
             if saved is not None:
-                client.restore_residual(*saved)
+                residuals.restore(client.session, *saved)
         except BadInput as error:
             why = f": {error}"
         if saved is None or why:

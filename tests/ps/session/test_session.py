@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ps.session.events import Departed, Pulled, Pushed, Ready, Unreachable
-from ps.session.session import PushTimes
+from ps.session.flow_control import PushTimes
 from shards.errors import BadInput, BadMessage, DownpourError, Fenced, GiveUp, Mismatch
 from shards.messages import (
     PROTOCOL,

@@ -15,7 +15,7 @@ from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.threads import local_shards
 from ps.snapshot_scheduler import SnapshotScheduler
-from ps.snapshots import checked_json, residual_writer
+from ps.snapshots import checked_json, residual_writer, residuals
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.snapshots.manifest import damage
 from ps.snapshots.residual_writer import FOLDER, gather_residuals, saved_residual, sweep_residuals
@@ -129,7 +129,7 @@ def test_a_snapshot_gets_the_residual_of_a_running_worker(push: str, tmp_path: P
         with served(found) as (cluster, console):
             client = client_of(cluster, push, 1)
             if restores:
-                client.restore_residual(*_held(found))
+                residuals.restore(client.session, *_held(found))
             assert client.seq == client.step == last
             finish(client, last + STEPS)
             read.append(console.read().tobytes())
@@ -151,7 +151,7 @@ def test_the_last_snapshot_holds_the_last_residual(tmp_path: Path) -> None:
     assert kept.seq == 5
     with served(found) as (cluster, console), snapshotter(cluster, tmp_path / "again") as taker:
         client = client_of(cluster, "int8", 1, keep=tmp_path / "again")
-        client.restore_residual(*_held(found))
+        residuals.restore(client.session, *_held(found))
         client.close()
         taker.save(console.export())
     again = SnapshotCatalog(tmp_path / "again").newest_good()
@@ -159,7 +159,7 @@ def test_the_last_snapshot_holds_the_last_residual(tmp_path: Path) -> None:
         assert _held(again)[1][name].tobytes() == array.tobytes()
     with served(again) as (cluster, console):
         client = client_of(cluster, "int8", 2)
-        client.restore_residual(*_held(again))
+        residuals.restore(client.session, *_held(again))
         finish(client, 9)
         assert console.read().tobytes() == undisturbed("int8", 9)
 
@@ -190,11 +190,11 @@ def test_a_damaged_or_foreign_residual_is_refused(tmp_path: Path) -> None:
     state, arrays = _held(found)
     with served(found) as (cluster, _):
         with client_of(cluster, "4bit", 1) as client, pytest.raises(BadInput, match="push: expec"):
-            client.restore_residual(state, arrays)
+            residuals.restore(client.session, state, arrays)
         with client_of(cluster, "int8", 2) as client:
             step(client)
             with pytest.raises(BadInput, match=r"expected one after push 4.* got one after push 3"):
-                client.restore_residual(state, arrays)
+                residuals.restore(client.session, state, arrays)
     file = Path(found.place) / found.manifest.residuals[0].part.file
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
