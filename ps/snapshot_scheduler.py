@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 from ps.admin_client import AdminClient
 from ps.closing_context import ClosingContext
@@ -27,6 +28,8 @@ from shards.shard_state import ShardState
 _PATIENCE_S = 30.0  # for a large state over a slow link
 _STATES_S = 30.0  # a worker looks every few seconds whether its state is wanted
 _QUIESCE_S = 5.0  # after which quiesced shards resume by themselves
+
+_Answer = Callable[[DownpourError | None, str], object]
 
 
 class SnapshotScheduler(ClosingContext):
@@ -70,29 +73,45 @@ class SnapshotScheduler(ClosingContext):
         self._report = report or self._logger.warning
         self._next = self._next_after(begins_at)
         self._next_at = time.monotonic() + every_s
-        self._requested = self._answering = False
-        self._under_way: Future[None] | None = None
+        self._requests: list[_Answer] = []  # for the next snapshot to begin
+        self._answers: list[_Answer] = []  # for the one in progress
+        self._under_way: Future[int] | None = None
         self._missing: list[str] = []
         self._pool = ThreadPoolExecutor(1, "snapshots")
         self._sweep()
 
-    def snapshot_if_due(self, iteration: int, *, requested: bool = False) -> None:
-        """Begin a snapshot if one is due or `requested`, and report how the last one went.
+    def request(self, answer: _Answer = lambda *_: None) -> None:
+        """Have the next snapshot begin as soon as possible, which answers all requests before it.
+
+        `answer` is called in the thread that uses this object: with None and the snapshot in words,
+        or with the error.
+        """
+        self._requests.append(answer)
+
+    @property
+    def is_requested(self) -> bool:
+        """True if a snapshot is requested that has not begun."""
+        return bool(self._requests)
+
+    def snapshot_if_due(self, iteration: int) -> None:
+        """Begin a snapshot if one is due or requested, and report how the last one went.
 
         Call it regularly; it does not wait.
         """
-        self._requested |= requested
         if not self.idle:
             return
         now = time.monotonic()
         by_iteration = self._every > 0 and iteration >= self._next
         by_time = self._every_s > 0 and now >= self._next_at
-        if not (self._requested or by_iteration or by_time):
+        if not (self._requests or by_iteration or by_time):
             return
         self._next = self._next_after(iteration)
         self._next_at = now + self._every_s
-        self._answering, self._requested = self._requested, False
-        self._under_way = self._pool.submit(self._take)
+        self._begin(self._take)
+
+    def _begin(self, take: Callable[[], int]) -> None:
+        self._answers, self._requests = self._requests, []
+        self._under_way = self._pool.submit(take)
 
     def _next_after(self, iteration: int) -> int:
         return (iteration // self._every + 1) * self._every if self._every else 0
@@ -118,7 +137,7 @@ class SnapshotScheduler(ClosingContext):
         given `patience_s` seconds for their own.
         """
         self._finish()
-        self._under_way = self._pool.submit(self._write, states, patience_s)
+        self._begin(partial(self._write, states, patience_s))
         return self.latest if self._finish(training=False) else None
 
     def close(self) -> None:
@@ -129,16 +148,18 @@ class SnapshotScheduler(ClosingContext):
         self._pool.shutdown()
         self._sweep()
 
-    def _take(self) -> None:
+    def _take(self) -> int:
         with AdminClient(self._cluster, patience_s=_PATIENCE_S) as admin:
             if self._aligned:
                 with suppress(Unreachable, Retry):
                     admin.quiesce(_QUIESCE_S)
-            self._write(admin.export(then_resume=self._aligned), _STATES_S)
+            return self._write(admin.export(then_resume=self._aligned), _STATES_S)
 
-    def _write(self, states: Sequence[ShardState], patience_s: float) -> None:
+    def _write(self, states: Sequence[ShardState], patience_s: float) -> int:
+        """Write these states; returns the number of the snapshot."""
+        number = states[0].saved.steps // self._workers
         self.latest = self._catalog.save(
-            states[0].saved.steps // self._workers,
+            number,
             states,
             layout=self._cluster.layout,
             shard_map=self._cluster.map,
@@ -146,6 +167,7 @@ class SnapshotScheduler(ClosingContext):
             workers=self._workers,
             residuals=self._gather(states, patience_s),
         )
+        return number
 
     def _gather(
         self, states: Sequence[ShardState], patience_s: float
@@ -176,16 +198,18 @@ class SnapshotScheduler(ClosingContext):
         was none.
         """
         under_way, self._under_way = self._under_way, None
-        answering, self._answering = self._answering, False
+        answers, self._answers = self._answers, []
         if under_way is None:
             return False
         try:
-            under_way.result()
+            number = under_way.result()
         except DownpourError as error:
             remaining = (
                 f"the last good one is {self.latest}" if self.latest else "there is none yet"
             )
             self._report(f"{error}; {remaining}{', and training continues' if training else ''}")
+            for answer in answers:
+                answer(error, "")
             return False
         self._logger.info("snapshot %s", self.latest)
         if self._catalog.untidy:
@@ -194,6 +218,8 @@ class SnapshotScheduler(ClosingContext):
         if missing:
             workers = " ".join(missing)
             self._report(f"snapshot {self.latest}: without the states of workers {workers}")
-        if answering:
+        if answers:
             self._report(f"snapshot {self.latest}")
+        for answer in answers:
+            answer(None, f"snapshot {number}")
         return True

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from worker.data.sources import open_source
     from worker.job.custom_model import CustomModel
     from worker.job.function_run import Evaluate, RunResult, run
+    from worker.job.outcome import Outcome
     from worker.job.run_options import Interrupted
-    from worker.job.runner import Outcome
     from worker.job.stream_run import Stream, stream
     from worker.job.train import Trained, train
     from worker.spark import sequence_file
@@ -145,7 +145,7 @@ _HOMES = {
     "LocalSGD": "worker.strategies",
     "MLflow": "worker.callbacks.mlflow",
     "Model": "worker.training.model",
-    "Outcome": "worker.job.runner",
+    "Outcome": "worker.job.outcome",
     "Parameters": "worker.callbacks.base",
     "Prometheus": "worker.callbacks.prometheus",
     "Sample": "worker.data.source",

@@ -135,10 +135,11 @@ def set_options(
     if not Path(job).is_dir():
         ask(check_job(context, job), "set", service, as_json, {"settings": settings})
         return
-    from deploy.run.requests import request_settings
+    from deploy.run.requests import ask_run
     from deploy.run.snapshot_ref import origin_of
+    from worker.job.run_control import SettingsOrder
 
-    request_settings(origin_of(job), settings, _SET_S)
+    ask_run(origin_of(job), SettingsOrder(settings), _SET_S)
     words = ", ".join(f"{name}={_cell(value)}" for name, value in settings.items())
     show({"run": job, "settings": settings}, as_json, f"{job} trains with {words}")
 

@@ -18,10 +18,10 @@ def reshard(
     ] = 300.0,
 ) -> None:
     """Change the number of shards of a run on this machine while it trains."""
-    from deploy.run.requests import request_reshard
+    from deploy.run.requests import ask_run
     from deploy.run.snapshot_ref import origin_of
-    from worker.job.shards import in_words
+    from worker.job.run_control import ReshardOrder
 
-    origin = origin_of(run)
-    request_reshard(origin, shards, wait_s)
-    typer.echo(f"{origin.run} continues with {in_words(shards)}")
+    origin, order = origin_of(run), ReshardOrder(shards)
+    ask_run(origin, order, wait_s)
+    typer.echo(f"{origin.run} continues with {order}")

@@ -135,10 +135,11 @@ def take(
     ] = 60.0,
 ) -> None:
     """Take a snapshot of a run that is under way on this machine."""
+    from deploy.run.requests import ask_run
     from deploy.run.snapshot_ref import origin_of
-    from deploy.run.snapshots import request_snapshot
+    from worker.job.run_control import SnapshotOrder
 
-    typer.echo(f"snapshot {request_snapshot(origin_of(origin), wait_s)}")
+    typer.echo(ask_run(origin_of(origin), SnapshotOrder(), wait_s))
 
 
 @app.command()

@@ -23,7 +23,7 @@ from shards.errors import UNDECODABLE, GiveUp
 from shards.plurals import format_count
 from shards.repartition import whole_weights
 from worker.caffe.weight_files import write_weights
-from worker.job.runner import Outcome
+from worker.job.outcome import Outcome
 from worker.training.evaluation import Evaluation
 
 

@@ -16,6 +16,7 @@ from ps.closing_context import ClosingContext
 from ps.cluster import Cluster, mark_ended
 from shards.errors import BadInput, GiveUp
 from shards.job_ids import short_id
+from shards.live_settings import describe_settings
 from shards.messages import LiveSettings
 from shards.shard_status import ShardStatus
 from worker.job.options import DEFAULT_SEED
@@ -88,7 +89,8 @@ class RunObserver(ClosingContext):
         self._cluster = cluster
         self._settings = self._settings.replace(shards=cluster.map.shards)
         self._folder.resettle(self._settings.plain(), cluster)
-        self._progress.note(f"moved to {in_words(cluster.map.shards)}")
+        shards = cluster.map.shards
+        self._progress.options_changed(f"moved to {in_words(shards)}", {"shards": shards})
 
     def settings_changed(self, settings: LiveSettings) -> None:
         """Record the changed settings: the run continues with them when it is resumed."""
@@ -98,7 +100,7 @@ class RunObserver(ClosingContext):
         }
         now = {"staleness": settings.bound, "rate_factor": settings.rate_factor}
         changed = {name: value for name, value in now.items() if before[name] != value}
-        self._progress.settings_changed(settings, changed)
+        self._progress.options_changed(describe_settings(settings), changed)
         try:
             self._settings = self._settings.replace(**changed)
             self._folder.write_settings(self._settings.plain())

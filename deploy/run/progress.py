@@ -22,8 +22,6 @@ from rich.text import Text
 
 from deploy.run.progress_model import Meter, Readings, ShardReading, WorkerReading
 from deploy.run.summary import Rows
-from shards.live_settings import describe_settings
-from shards.messages import LiveSettings
 from shards.shard_status import ShardStatus
 from worker.training.evaluation import Evaluation, in_words
 from worker.training.loss_line import Milestones
@@ -134,9 +132,9 @@ class Progress:
         else:
             self._say(f"{clock_text(self._clock() - self._started)}  {text}")
 
-    def settings_changed(self, settings: LiveSettings, changed: Mapping[str, object]) -> None:
-        """Show the settings in force; an operator has `changed` these options, by name."""
-        self.note(describe_settings(settings))
+    def options_changed(self, text: str, changed: Mapping[str, object]) -> None:
+        """Show in words that an operator has `changed` these options, by name."""
+        self.note(text)
 
     @property
     def readings(self) -> Readings | None:

@@ -1,12 +1,9 @@
-"""The work of `downpour snapshots`: list, verify, restore, compare and take snapshots.
+"""The work of `downpour snapshots`: list, verify, restore and compare snapshots.
 
 Each function takes a `SnapshotRef` (snapshot_ref.py) and returns values; the end of this file
-formats them as text. Nothing here writes to a catalog: `request_snapshot` asks the run to do it.
+formats them as text. Nothing here writes to a catalog.
 """
 
-import os
-import signal
-import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,13 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.run.folder import writer_of
 from deploy.run.settings import TrainSettings
 from deploy.run.snapshot_difference import Difference, LedgerChange, TensorChange
 from deploy.run.snapshot_ref import SnapshotRef, read
 from ps.snapshots.catalog import CatalogEntry, LoadedSnapshot, SnapshotStatus
 from ps.snapshots.manifest import Manifest, damage
-from shards.errors import BadInput, GiveUp
+from shards.errors import BadInput
 from shards.repartition import repartition, whole_weights
 from shards.shard_state import WEIGHTS, ShardState, array_name, of_table
 from shards.tables import DenseTable, TensorSpec, cut_evenly
@@ -29,8 +25,6 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import WeightFormat, format_of, write_blobs, write_weights
 from worker.caffe.weights import lay_out
-
-_POLL_S = 0.1
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -134,29 +128,6 @@ def compare_snapshots(first: SnapshotRef, second: SnapshotRef) -> Difference:
         tuple(changes),
         tuple(_ledger_changes(*states)),
     )
-
-
-def request_snapshot(origin: SnapshotRef, wait_s: float) -> str:
-    """Ask the process that writes a run folder for a snapshot, wait for it, and return its number.
-
-    Raises BadInput if no run is under way, GiveUp if there is no new snapshot after `wait_s`
-    seconds.
-    """
-    if origin.run is None:
-        raise BadInput(f"take {origin.place}", expected="the run folder of a run under way")
-    writer = writer_of(origin.run)
-    if writer is None:
-        raise BadInput(f"take {origin.run}", expected="a run under way on this machine", got="none")
-    catalog = origin.open()
-    asked_at = time.time()
-    os.kill(writer, signal.SIGUSR1)
-    until = time.monotonic() + wait_s
-    while time.monotonic() < until:
-        time.sleep(_POLL_S)
-        for entry in catalog.entries():
-            if entry.manifest is not None and entry.manifest.taken_at > asked_at:
-                return entry.name
-    raise GiveUp(f"take {origin.run}: no snapshot for {wait_s:g} s; see the output of the run")
 
 
 def _shapes(table: DenseTable) -> dict[str, tuple[int, ...]]:

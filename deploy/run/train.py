@@ -19,7 +19,7 @@ from deploy.run.folder import RunFolder
 from deploy.run.observer import RunObserver
 from deploy.run.prepare import Inputs, prepare
 from deploy.run.progress import Progress
-from deploy.run.requests import RequestInbox
+from deploy.run.requests import FolderInbox
 from deploy.run.settings import TrainSettings
 from deploy.run.snapshot_ref import SnapshotRef, catalog_of
 from deploy.run.summary import Summary
@@ -27,12 +27,13 @@ from ps.snapshots.catalog import LoadedSnapshot
 from worker import spark
 from worker.callbacks.progress_line import COMPILES_FIRST
 from worker.data.source import Source
+from worker.job.run_control import RunControl, SnapshotOrder
 from worker.job.runner import run_job
 from worker.spark.signals import (
     SafeExitStack,
     defer_interrupt,
     hangup_spares_children,
-    watch_signal,
+    on_signal,
 )
 
 __all__ = ["AlreadyFinished", "run"]
@@ -43,6 +44,7 @@ def run(
     *,
     origin: SnapshotRef | None = None,
     display: Callable[..., Progress] = Progress,
+    control: RunControl | None = None,
     may_be_past_end: bool = False,
 ) -> Summary | None:
     """Train with `settings` and write a run folder; `display` makes the display of the progress.
@@ -50,9 +52,9 @@ def run(
     Returns the summary, or None if Ctrl-C ended the run early. With an `origin`, the run continues
     from it. If `origin` names no snapshot, the run continues in its own folder from the newest
     snapshot, or from the logs of shards that were killed if those hold more steps; otherwise it
-    starts in a new folder. SIGUSR1 requests a snapshot; other requests are read from the folder.
-    A run in its own folder that has taken more steps than max_iter is an error, unless it
-    `may_be_past_end`.
+    starts in a new folder. Orders come by `control`, from files in the folder, and by SIGUSR1, for
+    a snapshot. A run in its own folder that has taken more steps than max_iter is an error, unless
+    it `may_be_past_end`.
 
     Raises a DownpourError if anything goes wrong, after saving the progress in a snapshot if it
     can; KeyboardInterrupt if Ctrl-C left no snapshot; AlreadyFinished if nothing is left to do.
@@ -67,12 +69,15 @@ def run(
             )
     snapshots = catalog_of(settings, settings.out)
     ray_and_spark.check(inputs, snapshots)
+    control = RunControl() if control is None else control
     open_folder = RunFolder.resume if prepared.in_place else RunFolder.create
     with (
-        watch_signal(signal.SIGUSR1) as snapshot_requested,
         open_folder(settings.out, settings.plain()) as folder,
+        control,
+        on_signal(signal.SIGUSR1, partial(control.submit, SnapshotOrder())),
         SafeExitStack() as stack,
     ):
+        control.read_inbox(FolderInbox(folder.path))
         progress = stack.enter_context(_progress(inputs, snapshot, display))
         observer = stack.enter_context(_observer(inputs, snapshot, folder, progress))
         source = inputs.train if isinstance(inputs.train, Source) else None
@@ -92,8 +97,7 @@ def run(
             weights=None if snapshot is not None else inputs.weights,
             resume=snapshot,
             snapshots=snapshots,
-            snapshot_requested=snapshot_requested,
-            next_request=RequestInbox(folder.path),
+            control=control,
             logs=settings.logs or folder.logs,
             evaluation=inputs.evaluation,
             observer=observer,

@@ -7,15 +7,15 @@ needs no service: it trains on, whether or not one runs, and ends by itself.
 
 import os
 import secrets
-import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from deploy.run.folder import SETTINGS as RUN_SETTINGS
 from deploy.run.folder import SUMMARY, lock_folder
@@ -23,16 +23,14 @@ from deploy.run.settings import TrainSettings
 from deploy.run.snapshot_ref import SnapshotRef, catalog_of, origin_of
 from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptIdentity, AttemptOutcome, End, Submission
-from deploy.runner.journal import Entry, Journal, JournalReader
+from deploy.runner.journal import Journal, JournalReader, PatientJournal
 from ps.snapshots.catalog import SnapshotCatalog, SnapshotStatus
-from shards.errors import BadInput, DownpourError, GiveUp
+from shards.errors import BadInput, DownpourError
 from shards.plurals import format_count
+from worker.job.run_control import ORDERS, RunControl
 from worker.spark.signals import sigterm_too
 
 _POLL_S = 0.25
-_SNAPSHOT_S = 120.0
-_RESHARD_S = 300.0
-_SET_S = 60.0
 STATUS = {End.SUCCEEDED: 0, End.FAILED: 1, End.STOPPED: 130, End.RETRY: 75}
 """The exit status of the process for each end; 75 is EX_TEMPFAIL."""
 
@@ -54,7 +52,7 @@ def run_attempt(folder: Path) -> int:
     try:
         with Journal(folder / job_folder.EVENTS) as events:
             events.append("checking", identity.attempt)
-            outcome = _Attempt(folder, identity, events).run()
+            outcome = _Attempt(folder, identity, PatientJournal(events, identity.attempt)).run()
             job_folder.save(folder / job_folder.OUTCOME, outcome)
             events.append("ended", identity.attempt, end=outcome.end, code=outcome.code)
     finally:
@@ -99,23 +97,16 @@ def _identity(folder: Path) -> AttemptIdentity:
 
 
 class _Attempt:
-    def __init__(self, folder: Path, identity: AttemptIdentity, events: Journal) -> None:
+    def __init__(self, folder: Path, identity: AttemptIdentity, events: PatientJournal) -> None:
         self._folder = folder
         self._identity = identity
         self._events = events
         self._settings = job_folder.load_settings(folder)
-        self._stopping = False
-        self._acts = {
-            "snapshot": self._snapshot,
-            "reshard": self._reshard,
-            "set": self._change_settings,
-        }
+        self._control = RunControl()
 
     def run(self) -> AttemptOutcome:
         """Train, and say how that ended."""
         ended = threading.Event()
-        # A snapshot that is asked for before the training has begun must not end the process.
-        former = signal.signal(signal.SIGUSR1, lambda *_: None)
         try:
             with sigterm_too():
                 orders = threading.Thread(target=self._obey, args=(ended,), daemon=True)
@@ -125,7 +116,8 @@ class _Attempt:
             end, code, message = End.STOPPED, "", "stopped"
         finally:
             ended.set()
-            signal.signal(signal.SIGUSR1, former)
+            self._control.close()
+            self._events.flush()
         return AttemptOutcome(
             attempt=self._identity.attempt,
             nonce=self._identity.nonce,
@@ -145,7 +137,11 @@ class _Attempt:
         try:
             # max_iter may have been changed while the last attempt took more steps than that.
             summary = run(
-                self._settings, origin=self._origin(), display=display, may_be_past_end=True
+                self._settings,
+                origin=self._origin(),
+                display=display,
+                control=self._control,
+                may_be_past_end=True,
             )
         except AlreadyFinished as finished:
             return End.SUCCEEDED, "", str(finished)
@@ -181,7 +177,6 @@ class _Attempt:
             out.rename(aside)
             self._events.append(
                 "notice",
-                self._identity.attempt,
                 text=f"no snapshot to resume from: training starts from the beginning;"
                 f" the files of the last attempt are in {aside.name}",
             )
@@ -190,65 +185,31 @@ class _Attempt:
         return origin_of(origin) if origin is not None else None
 
     def _obey(self, ended: threading.Event) -> None:
-        """Follow the orders to this attempt until it has ended, and show that it is alive."""
+        """Pass the orders to this attempt on until it has ended, and show that it is alive."""
         reader = JournalReader(self._folder / job_folder.ORDERS)
         alive = self._folder / job_folder.READINGS / job_folder.ALIVE
         while not ended.wait(_POLL_S):
             with suppress(OSError):
                 alive.touch()
-            for order in reader.read():
-                if order.attempt != self._identity.attempt:
+            for entry in reader.read():
+                if entry.attempt != self._identity.attempt:
                     continue
-                if order.kind == "stop":
-                    self._stop(str(order.data.get("mode", "drain")))
-                elif order.kind == "set" and not order.data.get("live"):
+                if entry.kind == "stop":
+                    self._stop(str(entry.data.get("mode", "drain")))
+                elif entry.kind == "set" and not entry.data.get("live"):
                     continue  # for the next attempt
-                elif (act := self._acts.get(order.kind)) is not None:
-                    threading.Thread(target=self._answer, args=(order, act), daemon=True).start()
+                elif (kind := ORDERS.get(entry.kind)) is not None:
+                    answer = partial(self._answer, entry.data["order_id"])
+                    self._control.submit(msgspec.convert(entry.data, kind), answer)
 
     def _stop(self, mode: str) -> None:
-        """The first SIGTERM ends the training with a snapshot, a second one ends it at once.
+        self._events.append("stopping", mode=mode)
+        self._control.stop(now=mode == "now")
 
-        Several orders to drain send one signal, for a second would lose the snapshot.
-        """
-        self._events.append("stopping", self._identity.attempt, mode=mode)
-        first, self._stopping = not self._stopping, True
-        if first:
-            os.kill(os.getpid(), signal.SIGTERM)
-        if mode == "now":
-            if first:
-                time.sleep(1.0)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def _answer(self, order: Entry, act: Callable[[Entry], dict[str, Any]]) -> None:
-        """Carry out an order, and answer it by an event that says what came of it."""
-        try:
-            answer = {"ok": True, **act(order)}
-        except (BadInput, GiveUp, OSError) as error:
-            answer = {"ok": False, "text": str(error)}
-        order_id = order.data.get("order_id")
-        self._events.append("answer", self._identity.attempt, order_id=order_id, **answer)
-
-    def _snapshot(self, _: Entry) -> dict[str, Any]:
-        from deploy.run.snapshots import request_snapshot
-
-        return {
-            "text": f"snapshot {request_snapshot(origin_of(str(self._settings.out)), _SNAPSHOT_S)}"
-        }
-
-    def _reshard(self, order: Entry) -> dict[str, Any]:
-        from deploy.run.requests import request_reshard
-
-        shards = int(order.data["shards"])
-        request_reshard(origin_of(str(self._settings.out)), shards, _RESHARD_S)
-        return {"text": f"moved to {format_count(shards, 'shard')}", "shards": shards}
-
-    def _change_settings(self, order: Entry) -> dict[str, Any]:
-        from deploy.run.requests import request_settings
-
-        changes: dict[str, Any] = order.data["changes"]
-        request_settings(origin_of(str(self._settings.out)), changes, _SET_S)
-        return {"text": "the job trains on with these settings"}
+    def _answer(self, order_id: str, error: DownpourError | None, text: str) -> None:
+        """Answer an order by an event that says what came of it."""
+        answer = text if error is None else str(error)
+        self._events.append("answer", order_id=order_id, ok=error is None, text=answer)
 
 
 def _has_logs(out: Path) -> bool:

@@ -9,6 +9,7 @@ import errno
 import os
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import msgspec
 
 from shards.errors import UNDECODABLE, GiveUp
+
+_MAX_UNWRITTEN = 1000
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -95,6 +98,35 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class PatientJournal:
+    """Appends the entries of one attempt; a disk that cannot be written delays them, no more.
+
+    Threads may share it. What cannot be written waits, up to `_MAX_UNWRITTEN` entries, and follows
+    in order with the next entry, or with `flush`.
+    """
+
+    def __init__(self, journal: Journal, attempt: int) -> None:
+        self._journal = journal
+        self._attempt = attempt
+        self._unwritten: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MAX_UNWRITTEN)
+        self._writing = threading.RLock()
+
+    def append(self, kind: str, /, **data: Any) -> None:
+        self._unwritten.append((kind, data))
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the entries that wait, if the disk takes them."""
+        with self._writing:
+            while self._unwritten:
+                kind, data = self._unwritten.popleft()
+                try:
+                    self._journal.append(kind, self._attempt, **data)
+                except GiveUp:
+                    self._unwritten.appendleft((kind, data))
+                    return
 
 
 class JournalReader:

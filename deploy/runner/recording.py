@@ -5,9 +5,7 @@ after fewer workers than planned have been alive for `DEGRADED_AFTER_S`.
 """
 
 import math
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,17 +14,13 @@ from deploy.run.progress import Progress
 from deploy.run.progress_model import Readings
 from deploy.run.summary import Rows
 from deploy.runner.job_folder import READINGS
-from deploy.runner.journal import Journal
+from deploy.runner.journal import PatientJournal
 from deploy.runner.readings import FigureTally, ReadingFiles, read_newest
-from shards.errors import GiveUp
-from shards.live_settings import describe_settings
-from shards.messages import LiveSettings
 from shards.shard_status import ShardStatus
 from worker.training.evaluation import Evaluation
 
 DEGRADED_AFTER_S = 30.0
 _EVERY_S = 1.0
-_MAX_UNWRITTEN = 1000
 
 
 class Health:
@@ -61,15 +55,13 @@ class RecordingProgress(Progress):
     Until an attempt has tested the weights, it shows the accuracy of the last test of those before.
     """
 
-    def __init__(self, journal: Journal, folder: Path, attempt: int, **figures: Any) -> None:
+    def __init__(self, events: PatientJournal, folder: Path, attempt: int, **figures: Any) -> None:
         super().__init__(**figures)
-        self._journal = journal
+        self._events = events
         self._attempt = attempt
         self._files = ReadingFiles(folder / READINGS)
         self._tally = FigureTally()
         self._health = Health()
-        self._unwritten: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MAX_UNWRITTEN)
-        self._writing = threading.RLock()
         self._runs = False
         self._written_at = -_EVERY_S
         self._samples = 0
@@ -77,13 +69,13 @@ class RecordingProgress(Progress):
         self._accuracy = None if former is None else former.point.accuracy
 
     @classmethod
-    def into(cls, journal: Journal, folder: Path, attempt: int) -> Callable[..., Progress]:
+    def into(cls, events: PatientJournal, folder: Path, attempt: int) -> Callable[..., Progress]:
         """Return a display factory that records into this journal, for `deploy.run.train.run`."""
-        return lambda **figures: cls(journal, folder, attempt, **figures)
+        return lambda **figures: cls(events, folder, attempt, **figures)
 
     def starting(self, subject: str) -> None:
         super().starting(subject)
-        self._record("starting", what=subject)
+        self._events.append("starting", what=subject)
 
     def update(self, statuses: Sequence[ShardStatus], records: Sequence[Rows] = ()) -> None:
         super().update(statuses, records)
@@ -92,33 +84,32 @@ class RecordingProgress(Progress):
         self._samples = statuses[0].samples
         if not self._runs and self._tally.every_shard_updated(len(statuses)):
             self._runs = True
-            self._record("running")
-        self._write_events()
+            self._events.append("running")
+        self._events.flush()
         now = time.monotonic()  # the system's clock may be set back
         for kind in self._health.update(self.readings, now):
-            self._record(kind, text=_health_text(kind, self.readings))
+            self._events.append(kind, text=_health_text(kind, self.readings))
         if now - self._written_at >= _EVERY_S:
             self._write()
 
     def show_evaluation(self, result: Evaluation) -> None:
         super().show_evaluation(result)
         self._accuracy = result.figures.get("accuracy", self._accuracy)
-        self._record("tested", iteration=result.iteration, figures=dict(result.figures))
+        self._events.append("tested", iteration=result.iteration, figures=dict(result.figures))
         if self.readings is not None:
             self._write()
 
     def note(self, text: str) -> None:
         super().note(text)
-        self._record("notice", text=text)
+        self._events.append("notice", text=text)
 
-    def settings_changed(self, settings: LiveSettings, changed: Mapping[str, object]) -> None:
-        text = describe_settings(settings)
+    def options_changed(self, text: str, changed: Mapping[str, object]) -> None:
         Progress.note(self, text)  # its own `note` would record a second event
-        self._record("settings", settings=dict(changed), text=text)
+        self._events.append("settings", settings=dict(changed), text=text)
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._write_events()
+        self._events.flush()
         if self.readings is not None:
             self._write()
 
@@ -128,21 +119,6 @@ class RecordingProgress(Progress):
         self._files.write(
             self._tally.reading(self._attempt, now, self.readings, self._samples, self._accuracy)
         )
-
-    def _record(self, kind: str, **data: Any) -> None:
-        self._unwritten.append((kind, data))
-        self._write_events()
-
-    def _write_events(self) -> None:
-        """Append the events that wait. A disk that cannot be written now delays them, no more."""
-        with self._writing:  # tests of the weights are reported by another thread
-            while self._unwritten:
-                kind, data = self._unwritten.popleft()
-                try:
-                    self._journal.append(kind, self._attempt, **data)
-                except GiveUp:
-                    self._unwritten.appendleft((kind, data))
-                    return
 
 
 def _health_text(kind: str, readings: Readings) -> str:

@@ -316,9 +316,6 @@ class Supervisor:
                 cause: dict[str, Any] = {CAUSE: entry.number}
                 row = self._store.move(row, to, code="", reason=reason, **cause)
                 self._moved(before, row)
-            if entry.kind == "answer" and "shards" in entry.data:
-                settings = row.settings | {"shards": entry.data["shards"]}
-                self._store.note(row, "resharded", settings=settings)
             if entry.kind == "settings" and entry.attempt == row.attempt:
                 row = self._record_settings(row, folder, entry.data["settings"])
         self._store.ingest(row, entries)

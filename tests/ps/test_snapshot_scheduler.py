@@ -90,8 +90,10 @@ def test_when_somebody_asks(cluster: Cluster, tmp_path: Path) -> None:
     with snapshotter(cluster, tmp_path, report=told.append) as taker:
         taker.snapshot_if_due(0)
         assert names(tmp_path) == []
-        taker.snapshot_if_due(0, requested=True)
-        taker.snapshot_if_due(0, requested=True)
+        taker.request()
+        taker.snapshot_if_due(0)
+        taker.request()
+        taker.snapshot_if_due(0)
 
         def looked() -> list[str]:
             taker.snapshot_if_due(0)
@@ -177,7 +179,8 @@ def test_aligned_while_workers_push(cluster: Cluster, tmp_path: Path) -> None:
     try:
         with snapshotter(cluster, tmp_path, aligned=True) as taker:
             for _ in range(20):
-                taker.snapshot_if_due(0, requested=True)
+                taker.request()
+                taker.snapshot_if_due(0)
                 taker._finish()
     finally:
         done.set()

@@ -139,8 +139,9 @@ class FakeRunner:
             if order.kind in {"snapshot", "reshard"}:
                 if order.kind == "snapshot":
                     self.snapshot()
-                more = {"shards": order.data["shards"]} if order.kind == "reshard" else {}
-                self._event("answer", order_id=order.data["order_id"], ok=True, **more)
+                else:
+                    self._event("settings", settings={"shards": order.data["shards"]})
+                self._event("answer", order_id=order.data["order_id"], ok=True)
                 return
 
     def _event(self, kind: str, **data: object) -> None:

@@ -258,7 +258,7 @@ _lock = threading.Lock()
 
 
 class Watch:
-    """Calls the callbacks of one run; an observer of its job (worker/job/runner.py)."""
+    """Calls the callbacks of one run; an observer of its job (worker/job/outcome.py)."""
 
     def __init__(
         self,

@@ -48,8 +48,9 @@ from worker.job.options import (
     SnapshotPolicy,
     TrainOptions,
 )
+from worker.job.outcome import Outcome, in_a_line
 from worker.job.run_options import RunArguments, unless_interrupted
-from worker.job.runner import Outcome, check_frame, in_a_line, run_job
+from worker.job.runner import check_frame, run_job
 from worker.job.training_job import Job
 from worker.tfrecord.partitions import partition_of
 from worker.training.context import FunctionTask, Train

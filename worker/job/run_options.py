@@ -15,7 +15,7 @@ from ps.launch.launch_plan import check_log_folder
 from worker.callbacks.base import Callback, check_callbacks
 from worker.job.option_fields import Parsed, option
 from worker.job.options import MAX_COUNT, TrainOptions
-from worker.job.runner import Outcome
+from worker.job.outcome import Outcome
 
 
 class OnInterrupt(StrEnum):

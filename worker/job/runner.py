@@ -6,131 +6,38 @@ takes snapshots, and returns the final weights. A job that is interrupted, or th
 for good, leaves a snapshot of its weights at that moment.
 """
 
-import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from threading import Event
-from typing import Protocol
 
-import msgspec
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps import Cluster, ShardState
-from ps.admin_client import UNCHANGED
+from ps import Cluster
 from ps.durability import Durability
 from ps.launch.launch_plan import LaunchPlan, recovery_s
 from ps.launch.launcher import start_shards
-from ps.logs import Logger, logger
-from ps.process_owner import Opener
-from ps.session.events import Unreachable
+from ps.logs import logger
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.wal.job_logs import drop_logs
 from shards import argument_checks
-from shards.errors import DownpourError
-from shards.messages import LiveSettings
-from shards.repartition import whole_weights
-from shards.shard_status import ShardStatus
 from shards.spec import ShardSpec, TableSpec
 from worker import spark
 from worker.data.source import Source
 from worker.job import initial_state
 from worker.job.inputs import JobInputs, prepare
-from worker.job.shards import JobShards, ReshardRequest, SettingsRequest, Start
+from worker.job.outcome import Notices, Observer, Outcome
+from worker.job.run_control import RunControl
+from worker.job.running_job import RunningJob
+from worker.job.shards import JobShards, Start
 from worker.job.training_job import Job, apply_strategy
 from worker.spark.dataframe_checks import check_columns, check_pythons, deal_rows
-from worker.spark.signals import record_interrupt
-from worker.spark.worker_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
-from worker.training.context import STOP
-from worker.training.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan, in_words
-from worker.training.loss_line import LossLine
-from worker.training.training_loop import WorkerReport
+from worker.spark.worker_task import PATIENCE_S, TaskSpec
+from worker.training.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
 
-_POLL_S = 0.5
 _ANSWER_S = 10.0
 _BACK_S = 30.0  # for a shard to restart from its last autosave
-_CANCELS, _CANCEL_S = 15, 1.0
-_STATES_S = 5.0  # for workers to write their own state before they are cancelled
-
-
-class Observer(Protocol):
-    """Receives a running job's events, in the thread that called `train` or `run`."""
-
-    def started(self, cluster: Cluster, restored: list[int] | None) -> None:
-        """The shards hold their weights; `restored` are their versions in a resumed snapshot."""
-        ...
-
-    def progressed(
-        self, statuses: list[ShardStatus], records: list[NDArray[np.void]]
-    ) -> bool | None:
-        """The current counters, and the records since the last call, one array a shard.
-
-        True ends the training.
-        """
-        ...
-
-    def evaluated(self, result: Evaluation, weights: NDArray[np.float32]) -> None:
-        """The result of a test of weights, an arena to keep, made while the job trains."""
-        ...
-
-    def resharded(self, cluster: Cluster) -> None:
-        """The job has been resharded to `cluster`; later reports come from its shards."""
-        ...
-
-    def settings_changed(self, settings: LiveSettings) -> None:
-        """An operator has changed settings of the job, which trains with these from now on."""
-        ...
-
-    def notice(self, text: str) -> None:
-        """A message for the operator, such as a failed snapshot."""
-        ...
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a job: the final weights as a flat float32 arena, and how the run went.
-
-    `former_statuses` are the last statuses of the former shards of a resharded job. `snapshot` is
-    that of the final weights; None if none was wanted or it could not be written, even if earlier
-    snapshots exist. `evaluations` are the results of the tests during training. `notices` are the
-    messages for the operator that the observer received, such as why a snapshot is missing and
-    which updates the death of a shard has lost.
-    """
-
-    cluster: Cluster
-    weights: NDArray[np.float32]
-    statuses: list[ShardStatus]
-    former_statuses: list[ShardStatus]
-    reports: list[WorkerReport]
-    snapshot: str | None
-    seconds: float
-    interrupted: bool
-    evaluations: list[Evaluation] = []
-    notices: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        return f"Outcome({in_a_line(self, self.evaluations)})"
-
-    def last_evaluation(self, workers: int, figures: dict[str, float]) -> Evaluation:
-        """The result of a test of the final weights, of a job with this many workers."""
-        status = self.statuses[0]
-        return Evaluation(status.steps // workers, status.samples, self.seconds, figures)
-
-
-def in_a_line(outcome: Outcome, evaluations: Sequence[Evaluation]) -> str:
-    """The steps of a job and its last test in a line, for a `repr`."""
-    steps = outcome.statuses[0].steps if outcome.statuses else 0
-    return ", ".join(
-        [
-            f"{steps:,} steps of all workers in {outcome.seconds:.1f} s",
-            *([in_words(evaluations[-1].figures)] if evaluations else []),
-            *(["interrupted"] if outcome.interrupted else []),
-        ]
-    )
 
 
 def run_job(
@@ -141,8 +48,7 @@ def run_job(
     resume: str | Path | LoadedSnapshot | None = None,
     snapshots: str | Path | None = None,
     logs: str | Path | None = None,
-    snapshot_requested: Event | None = None,
-    next_request: Callable[[], ReshardRequest | SettingsRequest | None] = lambda: None,
+    control: RunControl | None = None,
     evaluation: EvaluationPlan | None = None,
     observer: Observer | None = None,
     even: bool = False,
@@ -160,12 +66,12 @@ def run_job(
     The job starts from `weights` (a flat arena; default: the model's initial weights for the seed),
     or continues from the snapshot `resume`, given by its path or URI, or as it was read. A job's
     folder below `logs` serves as a snapshot, too. Snapshots go into folders below `snapshots`, a
-    path or URI, named by iteration; setting `snapshot_requested` requests one now. `next_request`
-    is polled for the next request to reshard the job, or to change its settings. If the durability
-    needs logs, they are stored below `logs`, in folders named after the job. They are deleted when
-    the job has written its final snapshot, or has completed and no final snapshot was requested.
-    Logs of an earlier job there must not hold more updates than the snapshot that is resumed.
-    `evaluation` says when and how the weights are tested while the job trains
+    path or URI, named by iteration. `control` passes on the orders of an operator, such as to take
+    a snapshot, to reshard or to change settings. If the durability needs logs, they are stored
+    below `logs`, in folders named after the job. They are deleted when the job has written its
+    final snapshot, or has completed and no final snapshot was requested. Logs of an earlier job
+    there must not hold more updates than the snapshot that is resumed. `evaluation` says when and
+    how the weights are tested while the job trains
     (worker/training/evaluation.py).
 
     Ctrl-C ends the job early, with a snapshot and `interrupted` set; a second Ctrl-C raises
@@ -177,19 +83,16 @@ def run_job(
     """
     check_frame("df", df)
     job = argument_checks.instance("job", job, Job, "a worker.job.Job")
-    argument_checks.function("next_request", next_request, "a function without arguments")
     argument_checks.flag("even", even)
     if source is not None:
         expected = "a worker.Source"
         argument_checks.instance("source", source, Source, expected)  # type: ignore[type-abstract]
-    if snapshot_requested is not None:
-        argument_checks.instance(
-            "snapshot_requested", snapshot_requested, Event, "a threading.Event"
-        )
+    if control is not None:
+        argument_checks.instance("control", control, RunControl, "a worker.job.RunControl")
     job, changes = apply_strategy(job)
     inputs = prepare(df, job, weights, resume, snapshots, logs)
     specs = job.specs(inputs.tables)
-    notify = _Notices(observer, logger("worker", job=specs[0].job))
+    notify = Notices(observer, logger("worker", job=specs[0].job))
     for change in changes:
         notify(change)
     if source is None:
@@ -210,15 +113,14 @@ def run_job(
         ):
             if evaluator is not None and isinstance(inputs.beginning, np.ndarray):
                 evaluator.begin(inputs.beginning)
-            outcome = _Run(
+            outcome = RunningJob(
                 df,
                 job,
                 task_of(inputs, job, cluster, source),
                 job_shards,
                 snapshotter,
                 evaluator,
-                snapshot_requested,
-                next_request,
+                control or RunControl(),
                 observer,
                 notify,
             ).run()
@@ -303,318 +205,6 @@ def check_frame(label: str, df: object) -> None:
     if type(df).__module__.startswith("pandas"):
         expected += " (spark.createDataFrame makes one)"
     raise argument_checks.wrong(label, expected, df)
-
-
-class _Notices:
-    """Keeps the messages for the operator, and passes each to the observer, or else to the log."""
-
-    def __init__(self, observer: Observer | None, log: Logger) -> None:
-        self._observer = observer
-        self._logger = log
-        self.texts: list[str] = []
-
-    def __call__(self, text: str) -> None:
-        self.texts.append(text)
-        if self._observer is not None:
-            self._observer.notice(text)
-        else:
-            self._logger.warning("%s", text)
-
-
-class _Run:
-    """The state of one running job."""
-
-    def __init__(
-        self,
-        df: spark.DataFrame,
-        job: Job,
-        task: TaskSpec,
-        job_shards: JobShards,
-        snapshotter: SnapshotScheduler | None,
-        evaluator: BackgroundEvaluator | None,
-        snapshot_requested: Event | None,
-        next_request: Callable[[], ReshardRequest | SettingsRequest | None],
-        observer: Observer | None,
-        notify: _Notices,
-    ) -> None:
-        self.df = df
-        self.job = job
-        self.task = task
-        self.job_shards = job_shards
-        self.snapshotter = snapshotter
-        self.evaluator = evaluator
-        self.snapshot_requested = snapshot_requested or Event()
-        self.next_request = next_request
-        self.observer = observer
-        self.notify = notify
-        self._last: list[ShardState] | None = None
-        self._former_statuses: list[ShardStatus] = []
-        self._snapshot: str | None = None  # of the final weights
-        self._stopped = False  # whether a worker's function or the observer has ended the run
-        self._request: ReshardRequest | None = None
-        self._settings: LiveSettings | None = None  # the newest that a shard trains with
-        self._loss_line = LossLine(job.display, job.average_loss, job.workers)
-        self._tag = f"downpour-{secrets.token_hex(8)}"
-        self._opener = Opener()  # a callback may fork: the child's errors must end nothing
-        self._logger = logger(__name__, job=task.cluster.job)
-        self._troubles: dict[int, str] = {}  # what the shards' statuses have said last
-
-    def run(self) -> Outcome:
-        started = time.monotonic()
-        with record_interrupt() as pressed:
-            reports = self._train(pressed)
-            self._follow(waits=True)
-            states = self._last or self.job_shards.admin.export()
-            if self._last is None and self.job.snapshot_at_end:
-                self._save(states)
-            if self.evaluator is not None:
-                self.evaluator.finish(pressed.is_set)
-            interrupted = pressed.is_set()
-            if self._last is None and interrupted and not self.job.snapshot_at_end:
-                self._save(states)
-            # The observer may raise, so it is called only after the weights are saved.
-            statuses = self._look()
-            self.job_shards.report_losses()
-            wants_last = self.job.snapshot_at_end or interrupted
-            early = interrupted or self._target_reached or self._stopped
-            self._report_workers(reports, wants_last, early=early)
-            return Outcome(
-                cluster=self.job_shards.cluster,
-                weights=_assemble(self.job_shards.cluster, states),
-                statuses=statuses,
-                former_statuses=self._former_statuses,
-                reports=reports,
-                snapshot=self._snapshot,
-                seconds=time.monotonic() - started,
-                interrupted=pressed.is_set(),  # also while the end was being reported
-                evaluations=self.evaluator.results if self.evaluator is not None else [],
-                notices=tuple(self.notify.texts),
-            )
-
-    def _train(self, pressed: Event) -> list[WorkerReport]:
-        """Run the Spark job in its own thread and watch it; no reports if it is cancelled."""
-        pool = ThreadPoolExecutor(1, "spark-job")
-        future = pool.submit(self._spark_job)
-        pool.shutdown(wait=False)  # A job that cannot be cancelled is not waited for.
-        try:
-            self._watch(future, pressed)
-            if future.done():
-                return future.result()
-            self._save_with_workers()
-            self._cancel(future)
-            return []
-        except DownpourError as error:
-            self._cancel(future)
-            if pressed.is_set():  # a terminal sends Ctrl-C to Spark's processes, too
-                return []
-            if hint := self._end_with_snapshot():
-                raise _with_more(error, hint) from None
-            raise
-        except Exception as error:
-            self._cancel(future)
-            self.observer = None  # It most likely raised this error, and would raise another.
-            if hint := self._end_with_snapshot():
-                error.add_note(hint)
-            raise
-        except BaseException:  # a second Ctrl-C: stop without waiting
-            if self._opener.is_this_process:
-                spark.interrupt(self.df, self._tag)
-            raise
-
-    def _spark_job(self) -> list[WorkerReport]:
-        task, model = self.task, self.job.model
-
-        def host(
-            rows: Iterator[pa.RecordBatch], partition: int, attempt: int, gpus: Sequence[str]
-        ) -> Iterator[pa.RecordBatch]:
-            return run_task(rows, task, model, partition, attempt, gpus)
-
-        job = task.cluster.job
-        return decode_reports(spark.run_tasks(self.df, host, REPORT, self._tag, job))
-
-    def _watch(self, future: "Future[list[WorkerReport]]", pressed: Event) -> None:
-        while not wait([future], _POLL_S).done and not pressed.is_set():
-            statuses = self._check_shards()
-            if (failure := spark.final_failure(self.df, self._tag)) is not None:
-                raise failure
-            self._follow()
-            self._test(statuses[0])
-            self._stopped |= stop_requested(statuses[0], self.task.first_incarnation)
-            if self._target_reached or self._stopped:
-                return
-            if not self._reshard_pending() and self.snapshotter is not None:
-                requested = self.snapshot_requested.is_set()
-                self.snapshot_requested.clear()
-                iteration = statuses[0].steps // self.job.workers
-                self.snapshotter.snapshot_if_due(iteration, requested=requested)
-
-    @property
-    def _target_reached(self) -> bool:
-        """True if a test has reached the target, which ends the training."""
-        return self.evaluator is not None and self.evaluator.has_reached_target
-
-    def _test(self, status: ShardStatus) -> None:
-        """Have the weights tested if that is due; not while the job reshards."""
-        if self.evaluator is not None and not self.job_shards.moving:
-            self.evaluator.evaluate_if_due(status.steps // self.job.workers, status.samples)
-
-    def _reshard_pending(self) -> bool:
-        """True if the job reshards or is about to, so that no snapshot may begin.
-
-        A request waits until a snapshot under way has ended; then the reshard begins here.
-        """
-        if self.job_shards.moving:
-            return True
-        self._take_requests()
-        if self._request is None:
-            return False
-        if self.snapshotter is None or self.snapshotter.idle:
-            request, self._request = self._request, None
-            self.job_shards.begin(request)
-        return True
-
-    def _take_requests(self) -> None:
-        """Change the settings as requested, up to a request to reshard, which is kept."""
-        while self._request is None and (request := self.next_request()) is not None:
-            if isinstance(request, SettingsRequest):
-                self._change_settings(request)
-            else:
-                self._request = request
-
-    def _change_settings(self, request: SettingsRequest) -> None:
-        plan, change, admin = self.job.plan, request.change, self.job_shards.admin
-        try:
-            if change.sets_bound:
-                plan.strategy.check(change.bound, plan.prefetch)
-            bound = change.bound if change.sets_bound else UNCHANGED
-            self._note_settings(admin.set(staleness=bound, rate_factor=change.rate_factor))
-        except DownpourError as error:
-            request.answer(error)
-        else:
-            request.answer(None)
-
-    def _note_settings(self, settings: LiveSettings) -> None:
-        """Report settings that are newer than those known so far."""
-        known, self._settings = self._settings, settings
-        if self.observer is not None and settings.revision > (known.revision if known else 0):
-            self.observer.settings_changed(settings)
-
-    def _watch_settings(self, statuses: Sequence[ShardStatus]) -> None:
-        """Report what an operator has changed, and give it to shards that lack it."""
-        latest = max(
-            (status.settings for status in statuses), key=lambda settings: settings.revision
-        )
-        if self._settings is None or latest.revision > self._settings.revision:
-            self._note_settings(latest)
-        newest = self._settings
-        assert newest is not None
-        if any(status.settings.revision < newest.revision for status in statuses):
-            with suppress(DownpourError):  # the next look tries again
-                self.job_shards.admin.spread(newest)
-
-    def _follow(self, *, waits: bool = False) -> None:
-        """Switch to the new shards if a reshard has ended."""
-        moved = self.job_shards.collect_reshard(waits=waits)
-        if moved is None:
-            return
-        with suppress(DownpourError):  # a former shard that has died has no last status
-            self._former_statuses += self._look()
-        self.job_shards.enter(moved)
-        if self.snapshotter is not None:
-            self.snapshotter.follow(self.job_shards.cluster)
-        if self.evaluator is not None:
-            self.evaluator.follow(self.job_shards.cluster)
-        if self.observer is not None:
-            self.observer.resharded(self.job_shards.cluster)
-        self.job_shards.report_success()
-        if moved.unconfirmed is not None:
-            raise moved.unconfirmed
-
-    def _check_shards(self) -> list[ShardStatus]:
-        """The shards' status; raises the cause of a shard's death rather than its silence."""
-        self.job_shards.check()
-        try:
-            return self._look()
-        except Unreachable:
-            self.job_shards.check()
-            raise
-
-    def _look(self) -> list[ShardStatus]:
-        admin = self.job_shards.admin
-        statuses, records = admin.status(), admin.records()
-        if self.observer is not None:
-            self._stopped |= bool(self.observer.progressed(statuses, records))
-        if (line := self._loss_line.line(statuses, records)) is not None:
-            self._logger.info("%s", line)
-        for status in statuses:
-            if status.trouble and status.trouble != self._troubles.get(status.shard):
-                self.notify(f"shard {status.shard}: {status.trouble}; training continues")
-            self._troubles[status.shard] = status.trouble
-        if not self.job_shards.moving:
-            self._watch_settings(statuses)
-        return statuses
-
-    def _cancel(self, future: "Future[list[WorkerReport]]") -> None:
-        """Cancel the Spark job, repeatedly: Spark ignores a cancel before the job has begun."""
-        for _ in range(_CANCELS if self._opener.is_this_process else 0):
-            spark.interrupt(self.df, self._tag)
-            if wait([future], _CANCEL_S).done:
-                return
-
-    def _save_with_workers(self) -> None:
-        """Take the last snapshot before the workers are cancelled, if it needs their states."""
-        if self.snapshotter is not None and self.job.keeps_own_state:
-            self._last = self.job_shards.admin.export()
-            self._save(self._last, _STATES_S)
-
-    def _save(self, states: Sequence[ShardState], patience_s: float = 0.0) -> None:
-        if self.snapshotter is not None:
-            self._snapshot = self.snapshotter.save(states, patience_s)
-
-    def _end_with_snapshot(self) -> str:
-        """Where to resume from after an error, in words: a new snapshot if the shards are alive."""
-        if not self._opener.is_this_process:
-            return ""
-        try:
-            self._follow(waits=True)
-            self.job_shards.check()
-            self._save(self.job_shards.admin.export())
-        except DownpourError:
-            pass  # The shards themselves failed, so the last snapshot is the one to name.
-        latest = self.snapshotter.latest if self.snapshotter is not None else None
-        sources = [*([latest] if latest is not None else []), *self._logs()]
-        return f"resume from {' or '.join(sources)}" if sources else ""
-
-    def _report_workers(
-        self, reports: Sequence[WorkerReport], wants_last: bool, *, early: bool
-    ) -> None:
-        """Report lost states, idle workers, and the logs that replace a missing snapshot."""
-        for report in reports:
-            if report.lost:
-                self.notify(report.lost)
-        if len(reports) < self.job.workers and not early:
-            # The rows were counted, but a query may return different rows each time.
-            self.notify(
-                f"{len(reports)} of {self.job.workers} workers had rows to train on: the schedule"
-                " advanced more slowly than with all"
-            )
-        if self._snapshot is None and self.snapshotter is not None and wants_last:
-            for logs in self._logs():
-                self.notify(f"{logs} are kept: they hold the updates since the last snapshot")
-
-    def _logs(self) -> list[str]:
-        """The folder of the job's logs, in words, as a list; empty if it keeps none."""
-        where = " on the shards' nodes" if self.job.logs_apart else ""
-        logs = f"the logs in {self.job_shards.logs}{where}"
-        return [logs] if self.job.runtime.durability.keeps_log else []
-
-
-def _with_more(error: DownpourError, hint: str) -> DownpourError:
-    """The error with `hint` to resume from added; its notes, such as a traceback, are kept."""
-    more = type(error)(f"{error}; {hint}")
-    for note in getattr(error, "__notes__", ()):
-        more.add_note(note)
-    return more
 
 
 def _snapshotter(
@@ -712,15 +302,3 @@ def _make_absolute(path: str | Path | None) -> str | None:
     if path is None or "://" in str(path):
         return None if path is None else str(path)
     return str(Path(path).absolute())
-
-
-def stop_requested(status: ShardStatus, first_incarnation: int) -> bool:
-    """Return whether a worker of this job, not of one that it resumes, has stopped the run."""
-    return any(
-        worker.worker == STOP and worker.incarnation >= first_incarnation
-        for worker in status.workers
-    )
-
-
-def _assemble(cluster: Cluster, states: Sequence[ShardState]) -> NDArray[np.float32]:
-    return whole_weights(states, cluster.layout, cluster.map)

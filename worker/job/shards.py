@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -26,40 +25,18 @@ from ps.job_spec import reshard_specs
 from ps.launch.launcher import LaunchedShards
 from ps.process_owner import OwnerStack
 from ps.resharding import reshard
-from ps.session.admin_plans import SettingsChange, UnconfirmedHandOver
+from ps.session.admin_plans import UnconfirmedHandOver
 from ps.wal.job_logs import logs_of
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.plurals import format_count
 from shards.spec import ShardSpec
+from worker.job.run_control import PendingOrder
 
 _LASTING_S = 30.0  # after which a risk is reported
 
 Start = Callable[[Sequence[ShardSpec], int, Path | None], AbstractContextManager[LaunchedShards]]
 """Starts shards, given their specs, the number of ports that earlier shards use, and the folder for
 their logs."""
-
-
-class ReshardRequest(Protocol):
-    """A request to change the job's number of shards."""
-
-    @property
-    def shards(self) -> int: ...
-
-    def answer(self, error: DownpourError | None) -> None:
-        """Report success (None), or the error that prevented the reshard."""
-        ...
-
-
-@runtime_checkable
-class SettingsRequest(Protocol):
-    """A request to change settings of the job while it trains."""
-
-    @property
-    def change(self) -> SettingsChange: ...
-
-    def answer(self, error: DownpourError | None) -> None:
-        """Report success (None), or the error that prevented the change."""
-        ...
 
 
 class Risks:
@@ -135,7 +112,7 @@ class JobShards:
         self._notify = notify
         self._ports = 0
         self._former: list[LaunchedShards] = []
-        self._request: ReshardRequest | None = None
+        self._order: PendingOrder | None = None
         self._moving: Future[ReshardedShards] | None = None
         with OwnerStack() as stack:
             self._pool = stack.enter_context(ThreadPoolExecutor(1, "move"))
@@ -186,20 +163,20 @@ class JobShards:
         """True if a reshard is under way, or has ended and `enter` is still to be called."""
         return self._moving is not None
 
-    def begin(self, request: ReshardRequest) -> None:
-        """Begin a reshard in the background; a request that cannot be met is answered at once."""
+    def begin(self, shards: int, order: PendingOrder) -> None:
+        """Begin to reshard in the background; an order that cannot be met is answered at once."""
         assert self._moving is None, "one reshard at a time"
         have = len(self._specs)
         try:
-            if request.shards == have:
+            if shards == have:
                 raise BadInput(f"reshard: the job already has {in_words(have)}")
-            specs = reshard_specs(self._specs, request.shards)
+            specs = reshard_specs(self._specs, shards)
         except DownpourError as error:
-            request.answer(error)
+            order.answer(error)
             return
-        self._notify(f"moving from {have} to {in_words(request.shards)}")
+        self._notify(f"moving from {have} to {in_words(shards)}")
         self.hosts.restart_enabled = False
-        self._request, self._moving = request, self._pool.submit(self._reshard, specs)
+        self._order, self._moving = order, self._pool.submit(self._reshard, specs)
 
     def collect_reshard(self, *, waits: bool = False) -> ReshardedShards | None:
         """The new shards of a reshard that has just succeeded; None if there is none.
@@ -227,13 +204,13 @@ class JobShards:
         self._use(moved.hosts)
 
     def report_success(self) -> None:
-        """Report success to the requester, once the caller has switched, too."""
-        self._answer(None)
+        """Answer the order, once the caller has switched, too."""
+        self._answer(None, f"moved to {in_words(len(self._specs))}")
 
-    def _answer(self, error: DownpourError | None) -> None:
-        request, self._request, self._moving = self._request, None, None
-        if request is not None:
-            request.answer(error)
+    def _answer(self, error: DownpourError | None, text: str = "") -> None:
+        order, self._order, self._moving = self._order, None, None
+        if order is not None:
+            order.answer(error, text)
 
     def _use(self, hosts: LaunchedShards) -> None:
         self.hosts, self._risks = hosts, Risks()

@@ -50,7 +50,8 @@ from worker.job.function_run import FunctionOptions, check_train, first_values, 
 from worker.job.inputs import prepare
 from worker.job.option_fields import option, training_options
 from worker.job.options import MAX_COUNT
-from worker.job.runner import check_frame, shards_of, stop_requested, task_of
+from worker.job.runner import check_frame, shards_of, task_of
+from worker.job.running_job import stop_requested
 from worker.job.shards import JobShards
 from worker.job.training_job import Job, apply_strategy
 from worker.spark.dataframe_checks import check_pythons

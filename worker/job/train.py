@@ -16,8 +16,9 @@ from worker.callbacks.base import Parameters, WatchedRun, settings_of, watching
 from worker.callbacks.progress_line import progress_of
 from worker.job.model_kind import Fitted, ModelKind, TrainArguments
 from worker.job.option_fields import keyword_options
+from worker.job.outcome import Outcome, in_a_line
 from worker.job.run_options import unless_interrupted
-from worker.job.runner import Outcome, check_frame, in_a_line, run_job
+from worker.job.runner import check_frame, run_job
 from worker.training.evaluation import Evaluation
 
 _LOG = logger("worker", worker="driver")

@@ -103,11 +103,10 @@ def end_at_hangup() -> None:
 
 
 @contextmanager
-def watch_signal(number: signal.Signals) -> Iterator[Event]:
-    """An event that each signal of this number sets; the caller clears it."""
-    asked = Event()
-    with _handle_signal(lambda *_: asked.set(), number):
-        yield asked
+def on_signal(number: signal.Signals, action: Callable[[], None]) -> Iterator[None]:
+    """Call `action` at each signal of this number."""
+    with _handle_signal(lambda *_: action(), number):
+        yield
 
 
 class SafeExitStack(ExitStack):

@@ -1,7 +1,6 @@
 """`downpour snapshots`: list, verify, restore, diff and take."""
 
 import json
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -16,15 +15,17 @@ from typer.testing import CliRunner, Result
 import ps
 from deploy.cli.app import app
 from deploy.run.folder import RunFolder, writer_of
+from deploy.run.requests import FolderInbox
 from deploy.run.settings import TrainSettings
 from deploy.run.snapshot_ref import origin_of
-from ps.snapshots.catalog import Retention, SnapshotCatalog
+from ps.snapshots.catalog import SnapshotCatalog
 from shards.errors import BadInput, DownpourError
 from shards.ledger import LedgerEntry
 from shards.tables import Layout
 from tests.support import tiny_job
+from tests.support.eventually import eventually
 from tests.support.snapshot_stores import JOB, states_of
-from worker.spark.signals import watch_signal
+from worker.job.run_control import SnapshotOrder
 
 
 def run(*words: object) -> Result:
@@ -158,32 +159,32 @@ def test_other_tensors_do_not_compare(place: Path, tmp_path: Path) -> None:
 # --- asking ---------------------------------------------------------------------------------------
 
 
-def test_a_run_is_asked_by_signal(folder: RunFolder) -> None:
-    """The writer of the folder receives SIGUSR1; the number of its next snapshot is printed."""
+def test_a_run_is_asked(folder: RunFolder) -> None:
+    """The writer of the folder receives the order; its answer is printed."""
     assert writer_of(folder.path) is not None
-    shelf = SnapshotCatalog(folder.snapshots, Retention())
-    shelf.save(1, states_of(), **JOB)
+    inbox = FolderInbox(folder.path)
 
     def answer() -> None:
-        assert asked.wait(30)
-        shelf.save(2, states_of(), **JOB)
+        pending = eventually(inbox, because="the order is written")
+        assert pending is not None
+        assert pending.order == SnapshotOrder()
+        pending.answer(None, "snapshot 2")
 
-    with watch_signal(signal.SIGUSR1) as asked:
-        thread = threading.Thread(target=answer)
-        thread.start()
-        assert run("take", folder.path).stdout == "snapshot 2\n"
-        thread.join()
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert run("take", folder.path).stdout == "snapshot 2\n"
+    thread.join()
 
 
 def test_nobody_is_there_to_ask(folder: RunFolder, place: Path) -> None:
-    """If the run has ended, or there is none, no process receives a signal."""
-    with watch_signal(signal.SIGUSR1):
-        assert "no snapshot for 0.1 s" in error("take", folder.path, "--wait-s", 0.1)
+    """If the run has ended, or there is none, no order is written."""
+    assert "expected a snapshot within 0.1 s" in error("take", folder.path, "--wait-s", 0.1)
     folder.close()
     assert "expected a run under way on this machine" in error("take", folder.path)
     (folder.path / ".lock").write_text("1")  # another's number
     assert "expected a run under way on this machine" in error("take", folder.path)
     assert "expected the run folder of a run under way" in error("take", place)
+    assert list(folder.path.glob(".order-*")) == []
 
 
 def test_a_place_is_written_in_several_ways(folder: RunFolder, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,8 @@ from deploy.run.folder import lock_folder
 from deploy.run.progress_model import Readings, ShardReading, WorkerReading
 from deploy.run.settings import TrainSettings
 from deploy.runner import job_folder
-from deploy.runner.attempt import _Attempt, run_attempt
-from deploy.runner.journal import Journal, JournalReader
+from deploy.runner.attempt import run_attempt
+from deploy.runner.journal import Journal, JournalReader, PatientJournal
 from deploy.runner.readings import (
     MAX_POINTS,
     FigureTally,
@@ -185,8 +183,8 @@ def test_events_wait_for_a_disk_that_can_be_written(
     """A disk that fails ends no training: the events follow later, once each and in order."""
     with Journal(tmp_path / "events.jsonl") as events:
         shown = RecordingProgress(
-            events, tmp_path, 1, steps=10, workers=1, bound=4, rows=10, display=0,
-            average_loss=None,
+            PatientJournal(events, 1), tmp_path, 1, steps=10, workers=1, bound=4, rows=10,
+            display=0, average_loss=None,
         )  # fmt: skip
         with monkeypatch.context() as broken:
 
@@ -210,7 +208,8 @@ def test_an_attempt_begins_with_the_accuracy_of_the_one_before(tmp_path: Path) -
     seen = []
     with Journal(tmp_path / "events.jsonl") as events:
         for attempt in (1, 2):
-            shown = RecordingProgress(events, tmp_path, attempt, average_loss=None, **figures)
+            recorded = PatientJournal(events, attempt)
+            shown = RecordingProgress(recorded, tmp_path, attempt, average_loss=None, **figures)
             shown.update([run_records.status(version=1, steps=1)])
             for result in (0.5, 0.75):
                 newest = read_newest(tmp_path / "readings")
@@ -259,18 +258,3 @@ def test_a_late_runner_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv(job_folder.ATTEMPT_VARIABLE, "old")
     with pytest.raises(BadInput, match="nonce of the newest attempt"):
         run_attempt(folder)
-
-
-def test_orders_to_drain_send_one_signal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second signal would end the training without the snapshot that the first one asked for."""
-    sent: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda _, number: sent.append(number))
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    with Journal(folder / "events.jsonl") as events:
-        identity = job_folder.AttemptIdentity(attempt=1, nonce="n", pid=1, started=0.0, boot="b")
-        attempt = _Attempt(folder, identity, events)
-        attempt._stop("drain")
-        attempt._stop("drain")
-        assert sent == [signal.SIGTERM]
-        attempt._stop("now")
-    assert sent == [signal.SIGTERM] * 2

@@ -83,7 +83,8 @@ def train_with_snapshot(client: Client, taker: SnapshotScheduler) -> None:
     """Train until a requested snapshot is there; it is requested while pushes are in flight."""
     for _ in range(4):
         step(client)
-    taker.snapshot_if_due(0, requested=True)
+    taker.request()
+    taker.snapshot_if_due(0)
 
     def trained() -> str | None:
         step(client)

@@ -17,13 +17,13 @@ import ps
 from ps import AdminClient, Durability
 from ps.client import Client
 from ps.launch.launch_plan import LaunchPlan
-from ps.session.admin_plans import SettingsChange
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.manifest import load_manifest
 from ps.storage import open_store
 from ps.wal.job_logs import load_logs, newest_logs
 from shards.errors import BadInput, DownpourError, GiveUp
+from shards.live_settings import LIVE
 from shards.messages import LiveSettings
 from shards.shard_status import ShardStatus
 from tests.support.eventually import eventually
@@ -32,7 +32,11 @@ from tests.support.snapshot_stores import Keyed
 from tests.support.stoppable_shards import Servers
 from worker import spark
 from worker.job import runner as job_runner
+from worker.job import running_job
 from worker.job.options import LinkOptions
+from worker.job.outcome import Observer, Outcome
+from worker.job.run_control import Order, ReshardOrder, RunControl, SettingsOrder, SnapshotOrder
+from worker.strategies import SSP
 from worker.training.evaluation import Evaluation, EvaluationPlan
 from worker.training.training_loop import WorkerReport
 
@@ -143,32 +147,33 @@ class Spark:
 def run(
     tasks: Callable[[], None],
     folder: Path,
-    asked: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
     resume: Path | None = None,
     *,
+    control: RunControl | None = None,
     snapshots: bool = True,
-) -> tuple[job_runner.Outcome, list[str]]:
+) -> tuple[Outcome, list[str]]:
     """Run a job with logs and these tasks; returns its outcome and its messages."""
     Spark(tasks, monkeypatch)
     observer = Notes()
-    return run_job(folder, observer, asked, resume, snapshots=snapshots), observer.notes
+    outcome = run_job(folder, observer, resume, control=control, snapshots=snapshots)
+    return outcome, observer.notes
 
 
 def run_job(
     folder: Path,
-    observer: job_runner.Observer | None,
-    asked: threading.Event | None = None,
+    observer: Observer | None,
     resume: Path | None = None,
     *,
+    control: RunControl | None = None,
     snapshots: bool = True,
-) -> job_runner.Outcome:
+) -> Outcome:
     return job_runner.run_job(
         None,  # type: ignore[arg-type]  # no task reads it
         ones_job(Ones, steps=1, workers=1, durability=Durability.PROCESS),
         resume=resume,
         snapshots=folder / "snapshots" if snapshots else None,
-        snapshot_requested=asked,
+        control=control,
         logs=folder / "logs",
         observer=observer,
     )
@@ -191,7 +196,7 @@ def test_what_a_death_at_the_end_has_cost(
         push(servers[-1], 1, 0)
         servers[-1].lost = ["shard 0 has died"]
 
-    _, notes = run(tasks, tmp_path, threading.Event(), monkeypatch)
+    _, notes = run(tasks, tmp_path, monkeypatch)
     assert notes == ["shard 0 has died"]
 
 
@@ -310,7 +315,7 @@ def test_what_fails_in_a_shard_is_reported(
         servers[-1].trouble(0, "autosave saves: No space left on device")
         push(servers[-1], 3, 0)
 
-    outcome, notes = run(tasks, tmp_path, threading.Event(), monkeypatch)
+    outcome, notes = run(tasks, tmp_path, monkeypatch)
     line = "shard 0: autosave saves: No space left on device; training continues"
     assert notes == list(outcome.notices) == [line]
     assert outcome.statuses[0].pushes == 3
@@ -341,8 +346,7 @@ def test_logs_go_where_the_last_snapshot_holds_all(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The logs of a job that ended with a snapshot are deleted."""
-    asked = threading.Event()
-    outcome, notes = run(lambda: push(servers[0], 3, 0), tmp_path, asked, monkeypatch)
+    outcome, notes = run(lambda: push(servers[0], 3, 0), tmp_path, monkeypatch)
     assert outcome.snapshot == str(tmp_path / "snapshots" / "3")
     assert not (tmp_path / "logs").exists()
     assert notes == []
@@ -352,11 +356,8 @@ def test_logs_go_where_no_snapshot_was_wanted(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The outcome of a completed job has all its weights; the next job may use the same folder."""
-    asked = threading.Event()
     for _ in range(2):
-        outcome, _ = run(
-            lambda: push(servers[-1], 3, 0), tmp_path, asked, monkeypatch, snapshots=False
-        )
+        outcome, _ = run(lambda: push(servers[-1], 3, 0), tmp_path, monkeypatch, snapshots=False)
         assert (outcome.snapshot, outcome.weights.min()) == (None, -3)
         assert not (tmp_path / "logs").exists()
 
@@ -397,7 +398,7 @@ def test_the_weights_are_tested_while_the_job_trains(
 
     Spark(tasks, monkeypatch)
     plan = EvaluationPlan(lambda weights, _: {"least": float(weights.min())}, every=2)
-    with caplog.at_level("INFO", "downpour.worker.job.runner"):
+    with caplog.at_level("INFO", "downpour.worker.job"):
         outcome = job_runner.run_job(
             None,  # type: ignore[arg-type]  # no task reads it
             ones_job(Ones, steps=9, workers=1),
@@ -449,11 +450,9 @@ def test_logs_stay_where_the_last_snapshot_failed(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last snapshot lacks later updates; the logs hold them, and a message says where."""
-    save, asked, shelf = (
-        SnapshotCatalog.save,
-        threading.Event(),
-        SnapshotCatalog(tmp_path / "snapshots"),
-    )
+    save, shelf = SnapshotCatalog.save, SnapshotCatalog(tmp_path / "snapshots")
+    control = RunControl()
+    answers: list[tuple[DownpourError | None, str]] = []
 
     def save_once(self: SnapshotCatalog, *args: Any, **options: Any) -> str:
         if self.entries():
@@ -462,12 +461,13 @@ def test_logs_stay_where_the_last_snapshot_failed(
 
     def tasks() -> None:
         push(servers[0], 1, 0)
-        asked.set()
+        control.submit(SnapshotOrder(), lambda *answer: answers.append(answer))
         eventually(shelf.entries, because="a snapshot is written")
         push(servers[0], 4, 1)
 
     monkeypatch.setattr(SnapshotCatalog, "save", save_once)
-    outcome, notes = run(tasks, tmp_path, asked, monkeypatch)
+    outcome, notes = run(tasks, tmp_path, monkeypatch, control=control)
+    assert answers == [(None, "snapshot 1")]
     assert outcome.snapshot is None
     assert outcome.weights.min() == -5
     logs = newest_logs(tmp_path / "logs")
@@ -484,7 +484,7 @@ def test_logs_that_are_all_that_is_left(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second run keeps the logs or resumes from them; an older snapshot is refused."""
-    save, logs, asked = SnapshotCatalog.save, tmp_path / "logs", threading.Event()
+    save, logs = SnapshotCatalog.save, tmp_path / "logs"
 
     def no(*_: Any, **__: Any) -> str:
         raise GiveUp("no space left")
@@ -493,25 +493,25 @@ def test_logs_that_are_all_that_is_left(
         push(servers[-1], 4, 1)
 
     monkeypatch.setattr(SnapshotCatalog, "save", no)
-    run(tasks, tmp_path, asked, monkeypatch)
+    run(tasks, tmp_path, monkeypatch)
     monkeypatch.setattr(SnapshotCatalog, "save", save)
     (job,) = logs.iterdir()
     elsewhere = tmp_path / "elsewhere"
-    earlier, _ = run(lambda: push(servers[-1], 3, 0), elsewhere, asked, monkeypatch)
+    earlier, _ = run(lambda: push(servers[-1], 3, 0), elsewhere, monkeypatch)
     assert earlier.snapshot is not None
     line = f"got an earlier job's logs, with 4 pushes: resume from {job}, or remove it"
     for resume in (None, Path(earlier.snapshot)):
         with pytest.raises(BadInput) as caught:
-            run(tasks, tmp_path, asked, monkeypatch, resume)
+            run(tasks, tmp_path, monkeypatch, resume)
         assert str(caught.value) == f"logs {logs}: expected a folder of this job's own, {line}"
         assert [path.name for path in logs.iterdir()] == [job.name]
     there = (job / "shard-1").rename(tmp_path / "another-machine")
     line = rf"shard-1 is missing.* copy it here to resume from the logs, or remove {job} to"
     for resume in (None, Path(earlier.snapshot), job):
         with pytest.raises(BadInput, match=line):
-            run(tasks, tmp_path, asked, monkeypatch, resume)
+            run(tasks, tmp_path, monkeypatch, resume)
     there.rename(job / "shard-1")
-    outcome, _ = run(tasks, tmp_path, asked, monkeypatch, job)
+    outcome, _ = run(tasks, tmp_path, monkeypatch, job)
     assert outcome.weights.min() == -8
     assert not logs.exists()
 
@@ -520,19 +520,19 @@ def test_logs_next_to_those_that_are_resumed(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest logs of a job that was resharded and then killed; the former ones hold less."""
-    asked, logs = threading.Event(), tmp_path / "logs"
+    logs = tmp_path / "logs"
     with monkeypatch.context() as killed:
         killed.setattr(job_runner, "drop_logs", lambda *_, **__: None)
         for pushes in (3, 5):
-            run(lambda: push(servers[-1], pushes, 0), tmp_path, asked, killed, snapshots=False)  # noqa: B023
+            run(lambda: push(servers[-1], pushes, 0), tmp_path, killed, snapshots=False)  # noqa: B023
             for job in logs.iterdir():
                 job.rename(tmp_path / f"{job.name}.kept")
     for job in tmp_path.glob("*.kept"):
         job.rename(logs / job.stem)
     left, newest = sorted(logs.iterdir(), key=lambda job: load_logs(job).manifest.steps)
     with pytest.raises(BadInput, match=f"with 5 pushes: resume from {newest}, or remove it"):
-        run(lambda: None, tmp_path, asked, monkeypatch, left)
-    outcome, _ = run(lambda: None, tmp_path, asked, monkeypatch, newest)
+        run(lambda: None, tmp_path, monkeypatch, left)
+    outcome, _ = run(lambda: None, tmp_path, monkeypatch, newest)
     assert outcome.weights.min() == -5
     assert not logs.exists()
 
@@ -541,14 +541,13 @@ def test_a_snapshot_that_holds_as_much_as_the_logs(
     servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that was killed before its logs were deleted resumes from its last snapshot."""
-    asked = threading.Event()
     with monkeypatch.context() as killed:
         killed.setattr(job_runner, "drop_logs", lambda *_, **__: None)
-        first, _ = run(lambda: push(servers[-1], 3, 0), tmp_path, asked, monkeypatch)
+        first, _ = run(lambda: push(servers[-1], 3, 0), tmp_path, monkeypatch)
     assert first.snapshot is not None
     assert newest_logs(tmp_path / "logs") is not None
     resume = Path(first.snapshot)
-    second, _ = run(lambda: push(servers[-1], 2, 1), tmp_path, asked, monkeypatch, resume)
+    second, _ = run(lambda: push(servers[-1], 2, 1), tmp_path, monkeypatch, resume)
     assert second.weights.min() == -5
     assert not (tmp_path / "logs").exists()
 
@@ -574,7 +573,7 @@ def watched(
 
     However late it ends of that, it is cancelled once.
     """
-    monkeypatch.setattr(job_runner, "_CANCEL_S", DEADLINE_S)
+    monkeypatch.setattr(running_job, "_CANCEL_S", DEADLINE_S)
     pushed = threading.Event()
 
     def tasks() -> None:
@@ -588,25 +587,20 @@ def watched(
     signal.signal(signal.SIGINT, former)
 
 
-class Change:
-    """A request to change the settings, and what became of it."""
-
-    def __init__(self, change: SettingsChange) -> None:
-        self.change = change
-        self.answers: list[DownpourError | None] = []
-
-    def answer(self, error: DownpourError | None) -> None:
-        self.answers.append(error)
-
-
 def test_settings_change_as_requested(
     watched: tuple[Spark, threading.Event], tmp_path: Path, servers: list[Servers]
 ) -> None:
     """The observer and the requester hear of it, the snapshot has it, a shard that has lost it is
-    given it again, and a request that the strategy cannot follow is answered with its reason."""
-    good = Change(SettingsChange(sets_bound=True, bound=3, rate_factor=0.5))
-    bad = Change(SettingsChange(sets_bound=True, bound=-1))
-    requests: list[Change] = [bad, good]
+    given it again. An order that the strategy cannot follow, or that is none, is answered with its
+    reason; the answers are in the sequence of the orders."""
+    control = RunControl()
+    answers: list[tuple[DownpourError | None, str]] = []
+    for changes in (
+        {"staleness": None},
+        {"shards": 3},
+        {"staleness": 3, "rate_factor": 0.5},
+    ):
+        control.submit(SettingsOrder(changes), lambda *answer: answers.append(answer))
     seen: list[LiveSettings] = []
     looks: list[int] = []  # those in which all shards follow the change
 
@@ -615,7 +609,7 @@ def test_settings_change_as_requested(
             seen.append(settings)
 
         def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None:
-            if not (good.answers and all(one.settings.revision == 1 for one in statuses)):
+            if not (len(answers) == 3 and all(one.settings.revision == 1 for one in statuses)):
                 return
             looks.append(len(looks))
             if looks == [0]:
@@ -623,21 +617,64 @@ def test_settings_change_as_requested(
             elif looks == [0, 1]:
                 press()
 
-    _, pushed = watched
     job_runner.run_job(
         None,  # type: ignore[arg-type]  # no task reads it
-        ones_job(Ones, steps=1, workers=1, durability=Durability.PROCESS),
-        next_request=lambda: requests.pop(0) if pushed.is_set() and requests else None,
+        ones_job(Ones, steps=1, workers=1, durability=Durability.PROCESS, strategy=SSP()),
+        control=control,
         snapshots=tmp_path / "snapshots",
         logs=tmp_path / "logs",
         observer=Seeing(),
     )
-    assert good.answers == [None]
-    (error,) = bad.answers
-    assert "needs at least 0, got -1" in str(error)
+    refusal = f"set: expected {LIVE[0]} or {LIVE[1]}, which may change while a job trains"
+    assert [(str(error), text) for error, text in answers] == [
+        ("strategy ssp: expected a staleness bound, got no bound", ""),
+        (f"{refusal}, got shards", ""),
+        ("None", "the job trains on with these settings"),
+    ]
     assert [(one.bound, one.rate_factor) for one in seen] == [(3, 0.5)]
     (entry,) = SnapshotCatalog(tmp_path / "snapshots").entries()
     assert load_manifest(tmp_path / "snapshots" / entry.name).settings == seen[0]
+
+
+class Ordering(Notes):
+    """Gives these orders once the job has pushed, and ends it when all of them are answered."""
+
+    def __init__(self, pushed: threading.Event, *orders: Order) -> None:
+        super().__init__()
+        self.control = RunControl()
+        self.answers: list[tuple[str, str]] = []
+        self._pushed, self._orders, self._open = pushed, list(orders), len(orders)
+
+    def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None:
+        while self._pushed.is_set() and self._orders:
+            self.control.submit(self._orders.pop(0), self._note)
+
+    def _note(self, error: DownpourError | None, text: str) -> None:
+        self.answers.append((str(error or ""), text))
+        self._open -= 1
+        if not self._open:
+            press()
+
+
+def test_orders_are_carried_out_in_sequence(
+    watched: tuple[Spark, threading.Event], tmp_path: Path
+) -> None:
+    """The shards change only after the snapshot that was ordered before; the answers say which."""
+    _, pushed = watched
+    observer = Ordering(pushed, SnapshotOrder(), ReshardOrder(1), SnapshotOrder())
+    run_job(tmp_path, observer, control=observer.control)
+    assert observer.answers == [("", "snapshot 2"), ("", "moved to 1 shard"), ("", "snapshot 2")]
+
+
+def test_a_run_without_a_folder_for_snapshots_takes_none(
+    watched: tuple[Spark, threading.Event], tmp_path: Path
+) -> None:
+    """The order is answered at once with the reason."""
+    _, pushed = watched
+    observer = Ordering(pushed, SnapshotOrder())
+    run_job(tmp_path, observer, control=observer.control, snapshots=False)
+    line = "snapshot: expected a run with a folder for snapshots, got one without"
+    assert observer.answers == [(line, "")]
 
 
 @pytest.mark.parametrize(("factor", "found"), [(None, (3, 0.25)), (0.5, (2, 0.5))])
@@ -659,7 +696,7 @@ def test_changed_settings_are_resumed(
             seen.append([one.settings for one in admin.status()])
 
     seen: list[list[LiveSettings]] = []
-    first, _ = run(tasks, tmp_path, threading.Event(), monkeypatch)
+    first, _ = run(tasks, tmp_path, monkeypatch)
     job_runner.run_job(
         None,  # type: ignore[arg-type]  # no task reads it
         msgspec.structs.replace(ones_job(Ones, steps=1, workers=1), rate_factor=factor),
@@ -711,7 +748,7 @@ def test_a_press_before_spark_has_begun_is_heard(
     watched: tuple[Spark, threading.Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark cancels only tasks that run already, so it is asked until the job has ended."""
-    monkeypatch.setattr(job_runner, "_CANCEL_S", 0.01)
+    monkeypatch.setattr(running_job, "_CANCEL_S", 0.01)
     cluster, pushed = watched
     cluster.deaf = 3
     outcome = run_job(tmp_path, Looker(pushed, press))
@@ -757,8 +794,7 @@ def test_a_resumed_job_reports_its_snapshot(
             super().__init__(*args, begins_at=begins_at, **options)
 
     monkeypatch.setattr(job_runner, "SnapshotScheduler", Noted)
-    asked = threading.Event()
-    first, _ = run(lambda: push(servers[-1], 3, 0), tmp_path, asked, monkeypatch)
+    first, _ = run(lambda: push(servers[-1], 3, 0), tmp_path, monkeypatch)
     assert first.snapshot is not None
-    run(lambda: push(servers[-1], 1, 1), tmp_path, asked, monkeypatch, Path(first.snapshot))
+    run(lambda: push(servers[-1], 1, 1), tmp_path, monkeypatch, Path(first.snapshot))
     assert began == [0, 3]

@@ -29,18 +29,17 @@ from tests.support.eventually import eventually
 from tests.support.pushers import PATIENCE_S, TABLE, more, pushing
 from tests.support.stoppable_shards import Servers
 from worker.job import shards as resharding
+from worker.job.run_control import PendingOrder, ReshardOrder
 from worker.job.shards import JobShards, ReshardedShards, Risks
 
 
-class Request:
-    """A reshard request, and its answers."""
+class Request(PendingOrder):
+    """An order to reshard, and its answers."""
 
     def __init__(self, shards: int) -> None:
+        super().__init__(ReshardOrder(shards), lambda error, _: self.answers.append(error))
         self.shards = shards
         self.answers: list[DownpourError | None] = []
-
-    def answer(self, error: DownpourError | None) -> None:
-        self.answers.append(error)
 
 
 class Job:
@@ -70,7 +69,7 @@ class Job:
     def moved(self, shards: int) -> ReshardedShards | None:
         """Reshard, and switch to the new shards if that succeeded."""
         self.request = Request(shards)
-        self.job_shards.begin(self.request)
+        self.job_shards.begin(self.request.shards, self.request)
         moved = self.job_shards.collect_reshard(waits=True)
         if moved is not None:
             self.job_shards.enter(moved)
@@ -208,7 +207,7 @@ def test_replicated_shards_that_are_killed(monkeypatch: pytest.MonkeyPatch) -> N
         with pushing(job_shards.cluster, 2) as pushers:
             more(pushers)
             before(monkeypatch, "HandOver", 1, kill)
-            job_shards.begin(request)
+            job_shards.begin(request.shards, request)
             moved = job_shards.collect_reshard(waits=True)
             assert moved is not None, notes
             job_shards.enter(moved)
@@ -279,7 +278,7 @@ def test_no_shard_is_restarted_while_the_job_reshards(monkeypatch: pytest.Monkey
 
     with job.job_shards as job_shards:
         look()
-        job_shards.begin(Request(2))
+        job_shards.begin(2, Request(2))
         look()
         with monkeypatch.context() as patch:
             before(patch, "Install", 1, fail)
@@ -288,7 +287,7 @@ def test_no_shard_is_restarted_while_the_job_reshards(monkeypatch: pytest.Monkey
         with monkeypatch.context() as patch:
             before(patch, "Quiesce", 1, look)
             before(patch, "HandOver", 1, look)
-            job_shards.begin(Request(3))
+            job_shards.begin(3, Request(3))
             moved = job_shards.collect_reshard(waits=True)
         assert moved is not None
         look()
@@ -338,7 +337,7 @@ def test_requests_that_are_refused() -> None:
             (999, "table net: expected 1 to 768 shards, got 999"),
         ):
             request = Request(shards)
-            job_shards.begin(request)
+            job_shards.begin(request.shards, request)
             assert not job_shards.moving
             assert [str(error) for error in request.answers] == [line]
         assert len(job.started) == 1

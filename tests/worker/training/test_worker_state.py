@@ -151,7 +151,8 @@ def test_a_window_under_way_is_continued(strategy: Strategy, tmp_path: Path) -> 
             for step in range(6):
                 yield {"step": np.array([step])}
             client.flush()
-            taker.snapshot_if_due(0, requested=True)
+            taker.request()
+            taker.snapshot_if_due(0)
 
             def saved() -> str | None:
                 client.write_requested_state()
