@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.run.progress_model import Meter, Readings, ShardReading, WorkerReading
-from deploy.run.summary import Rows
 from shards.shard_status import ShardStatus
 from worker.training.evaluation import Evaluation, in_words
+from worker.training.figures import Rows
 from worker.training.loss_line import Milestones
 
 LINE_EVERY_S = 5.0

@@ -6,6 +6,7 @@ no clock and no terminal: the display (deploy/run/progress.py) passes the time i
 result.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -13,9 +14,8 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from deploy.run.summary import Rows, RunTally
 from shards.shard_status import Histogram, ShardStatus, Standing, WorkerStatus
-from worker.training.loss_line import RecentLoss
+from worker.training.figures import RecentLoss, Rows, UpdateTally
 
 WINDOW_S = 10.0
 
@@ -107,15 +107,14 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """The shards' statuses at `time`, and the losses of the updates since the previous ones.
+    """The shards' statuses at `time`, and the updates of shard 0 since the previous ones.
 
     `pushed` are the bytes of these updates, by worker at each shard.
     """
 
     time: float
     statuses: Sequence[ShardStatus]
-    loss_sum: float
-    losses: int
+    fresh: UpdateTally
     pushed: Sequence[Mapping[str, int]]
 
 
@@ -141,27 +140,21 @@ class Meter:
         self._recent = RecentLoss(average) if average else None
         self._started = started
         self._looks: deque[_Look] = deque()
-        self._tally = RunTally()
+        self._tally = UpdateTally()
         self._loss: float | None = None
 
     def update(
         self, statuses: Sequence[ShardStatus], records: Sequence[Rows], now: float
     ) -> Readings:
         """The readings at `now`, from each shard's status and its records since the last look."""
-        self._tally += RunTally.of(records)
-        losses = records[0]["loss"] if records else ()
+        self._tally += UpdateTally.of(records)
         if self._looks and _others(self._looks[-1].statuses, statuses):
             self._looks.clear()
         pushed = [_bytes_by_worker(rows) for rows in records]
-        self._looks.append(_Look(now, statuses, float(sum(losses)), len(losses), pushed))
+        self._looks.append(_Look(now, statuses, UpdateTally.of(records[:1]), pushed))
         while len(self._looks) > 2 and self._looks[1].time <= now - WINDOW_S:
             self._looks.popleft()
-        count = sum(look.losses for look in self._looks)
-        if self._recent is not None:
-            self._recent.add(records)
-            self._loss = self._recent.mean
-        elif count:
-            self._loss = sum(look.loss_sum for look in self._looks) / count
+        self._loss = self._mean_loss(records)
         earlier = self._looks[0]
         first, planned = statuses[0], self._steps * self._workers
         workers = self._read_workers(statuses)
@@ -176,7 +169,7 @@ class Meter:
             rate=first.rate,
             epoch=first.samples / self._rows if self._rows else None,
             staleness_mean=self._tally.staleness_mean,
-            staleness_max=self._tally.staleness_max if self._tally.rows else None,
+            staleness_max=self._tally.largest_staleness,
             bound=first.settings.bound if first.settings.revision else self._bound,
             absent=max(0, self._workers - len(workers)),
             workers=workers,
@@ -186,6 +179,17 @@ class Meter:
             ),
             links=self._read_links(statuses, now - earlier.time),
         )
+
+    def _mean_loss(self, records: Sequence[Rows]) -> float | None:
+        """The mean over the last updates; NaN while some of the last seconds have none."""
+        window = sum((look.fresh for look in self._looks), UpdateTally())
+        mean = window.loss_mean
+        if self._recent is not None:
+            self._recent.add(records)
+            mean = self._recent.mean
+        if window.not_finite:
+            return math.nan
+        return self._loss if mean is None else mean
 
     def _read_links(
         self, statuses: Sequence[ShardStatus], seconds: float

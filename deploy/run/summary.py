@@ -5,67 +5,13 @@ Pure functions compute them from the shards' counters and the workers' reports. 
 the whole run; rates and shares cover only the time since it was resumed.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from shards.shard_status import ShardStatus
+from worker.training.figures import UpdateTally
 from worker.training.training_loop import WorkerReport
-
-Rows = NDArray[np.void]
-
-
-class RunTally(msgspec.Struct, frozen=True):
-    """Sums over update records, in constant memory for a run of any length.
-
-    All of them, `rows` and `samples` included, count each update once for every shard.
-    """
-
-    rows: int = 0
-    samples: int = 0
-    staleness_sum: int = 0
-    staleness_max: int = 0
-    max_clock_gap: int = 0
-
-    @classmethod
-    def of(cls, records: Iterable[Rows]) -> "RunTally":
-        """The tally of arrays with (at least) RECORD's columns staleness, clock_gap, samples."""
-        total = cls()
-        for rows in records:
-            total += cls.of_columns(rows["staleness"], rows["clock_gap"], rows["samples"])
-        return total
-
-    @classmethod
-    def of_columns(
-        cls, staleness: NDArray[Any], clock_gap: NDArray[Any], samples: NDArray[Any]
-    ) -> "RunTally":
-        """The tally of three integer columns of equal length."""
-        if not len(staleness):
-            return cls()
-        return cls(
-            rows=len(staleness),
-            samples=int(samples.sum()),
-            staleness_sum=int(staleness.sum()),
-            staleness_max=int(staleness.max()),
-            max_clock_gap=int(clock_gap.max()),
-        )
-
-    def __add__(self, other: "RunTally") -> "RunTally":
-        return RunTally(
-            rows=self.rows + other.rows,
-            samples=self.samples + other.samples,
-            staleness_sum=self.staleness_sum + other.staleness_sum,
-            staleness_max=max(self.staleness_max, other.staleness_max),
-            max_clock_gap=max(self.max_clock_gap, other.max_clock_gap),
-        )
-
-    @property
-    def staleness_mean(self) -> float | None:
-        """The mean staleness; None before the first update."""
-        return self.staleness_sum / self.rows if self.rows else None
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +75,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarise(
     statuses: Sequence[ShardStatus],
-    fresh: RunTally,
+    fresh: UpdateTally,
     reports: Sequence[WorkerReport],
     *,
     workers: int,
@@ -137,7 +83,7 @@ def summarise(
     seconds: float,
     test_accuracy: float | None = None,
     test_loss: float | None = None,
-    earlier: RunTally | None = None,
+    earlier: UpdateTally | None = None,
     earlier_s: float = 0.0,
     fresh_samples: int | None = None,
     former: Sequence[ShardStatus] = (),
@@ -152,7 +98,7 @@ def summarise(
     """
     samples = fresh.samples / len(statuses) if fresh_samples is None else fresh_samples
     gaps = (status.max_clock_gap for status in (*former, *statuses))
-    all_updates = fresh + (earlier or RunTally())
+    all_updates = fresh + (earlier or UpdateTally())
     return Summary(
         test_accuracy=test_accuracy,
         test_loss=test_loss,
@@ -165,7 +111,7 @@ def summarise(
         staleness_bound=staleness_bound,
         max_clock_gap=max(all_updates.max_clock_gap, *gaps),
         staleness_mean=all_updates.staleness_mean,
-        staleness_max=all_updates.staleness_max if all_updates.rows else None,
+        staleness_max=all_updates.largest_staleness,
         duplicates=sum(status.duplicates for status in (*former, *statuses)),
         worker_restarts=_restarts(statuses),
         samples_per_second=samples / seconds if seconds > 0 else 0.0,

@@ -18,7 +18,7 @@ row. Shards that were added have no early rows, and shards that were removed hav
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,12 +27,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from deploy.run.summary import Rows, RunTally
 from ps.closing_context import ClosingContext
 from ps.whole_files import PARTIAL, Flush, put_in_place
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quote
 from shards.update_records import RECORD
+from worker.training.figures import TALLIED, Rows, UpdateTally
 
 
 class UpdateColumn(NamedTuple):
@@ -185,7 +186,7 @@ class UpdatesWriter(ClosingContext):
         Raises BadInput if a part cannot be read, GiveUp if the disk is full or fails.
         """
         self.path = path
-        self.fresh = self.earlier = RunTally()
+        self.fresh = self.earlier = UpdateTally()
         self.fresh_samples = 0
         self.earlier_s = 0.0
         self.lost = False
@@ -216,7 +217,7 @@ class UpdatesWriter(ClosingContext):
 
         Raises GiveUp if the disk is full or fails, but only the first time.
         """
-        self.fresh += RunTally.of(records)
+        self.fresh += UpdateTally.of(records)
         if records:
             self.fresh_samples += int(records[0]["samples"].sum())
         for shard, rows in enumerate(records):
@@ -258,9 +259,7 @@ class UpdatesWriter(ClosingContext):
             total += batch.num_rows
             batch = _select_restored(batch, restored)
             remaining += batch.num_rows
-            self.earlier += RunTally.of_columns(
-                *(batch.column(name).to_numpy() for name in ("staleness", "clock_gap", "samples"))
-            )
+            self.earlier += UpdateTally.of([columns_of(batch, TALLIED)])
             shards, times = batch.column("shard").to_numpy(), batch.column("time").to_numpy()
             for shard in np.unique(shards).tolist():
                 last = float(times[shards == shard].max())
@@ -370,6 +369,11 @@ def read_updates(
         raise BadInput(path, expected="a folder of updates", got="none")
     for part in parts_of(path):
         yield from _read_part(part, columns, shard)
+
+
+def columns_of(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """These columns of a batch as arrays; an unknown value is NaN."""
+    return {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
 
 
 def _name(number: int) -> str:

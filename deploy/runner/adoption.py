@@ -12,12 +12,13 @@ import msgspec
 import numpy as np
 
 from deploy.run.folder import SETTINGS, UPDATES
-from deploy.run.updates_parquet import read_updates
+from deploy.run.updates_parquet import columns_of, read_updates
 from deploy.runner import job_folder
 from deploy.runner.readings import SeriesPoint
+from worker.training.figures import TALLIED, StalenessCounts, UpdateTally
 
 _POINTS = 2000
-_COLUMNS = ("loss", "samples", "steps", "staleness", "clock_gap", "time")
+_COLUMNS = (*TALLIED, "steps", "time")
 _Columns = dict[str, np.ndarray]
 
 
@@ -35,26 +36,22 @@ def adopt(folder: Path) -> int:
 
 def _points(updates: Path, began: float) -> Iterator[SeriesPoint]:
     rows = sum(batch.num_rows for batch in read_updates(updates, ("time",), shard=0))
-    size = max(1, -(-rows // _POINTS))
-    steps = samples = most = 0
-    before = 0.0
-    for columns in _chunks(updates, size):
-        fresh, seconds = int(columns["samples"].sum()), float(columns["time"][-1])
-        steps, samples = steps + int(columns["steps"].sum()), samples + fresh
-        most = max(most, int(columns["staleness"].max()))
-        losses = columns["loss"][np.isfinite(columns["loss"])]
-        p50, p99 = np.quantile(columns["staleness"], (0.5, 0.99)).tolist()
+    total, staleness, steps, before = UpdateTally(), StalenessCounts(), 0, 0.0
+    for columns in _chunks(updates, max(1, -(-rows // _POINTS))):
+        fresh, seconds = UpdateTally.of([columns]), float(columns["time"][-1])
+        total, steps = total + fresh, steps + int(columns["steps"].sum())
+        staleness.add(columns)
         yield SeriesPoint(
             time=began + seconds,
             seconds=seconds,
             updates=steps,
-            samples=samples,
-            loss=float(losses.mean()) if len(losses) else None,
-            samples_per_s=fresh / (seconds - before) if seconds > before else None,
-            staleness_p50=p50,
-            staleness_p99=p99,
-            staleness_max=most,
-            clock_gap=int(columns["clock_gap"].max()),
+            samples=total.samples,
+            loss=fresh.loss_mean,
+            samples_per_s=fresh.samples / (seconds - before) if seconds > before else None,
+            staleness_p50=staleness.quantile(0.5),
+            staleness_p99=staleness.quantile(0.99),
+            staleness_max=total.staleness_max,
+            clock_gap=fresh.max_clock_gap,
             waiting=0,
         )
         before = seconds
@@ -62,15 +59,18 @@ def _points(updates: Path, began: float) -> Iterator[SeriesPoint]:
 
 def _chunks(updates: Path, size: int) -> Iterator[_Columns]:
     """The columns of shard 0, `size` rows at a time; the last chunk may have fewer."""
-    chunk: _Columns = {name: np.empty(0) for name in _COLUMNS}
+    chunk: _Columns = {}
     for batch in read_updates(updates, _COLUMNS, shard=0):
-        fresh = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in _COLUMNS}
-        chunk = {name: np.concatenate([chunk[name], fresh[name]]) for name in _COLUMNS}
+        fresh = columns_of(batch, _COLUMNS)
+        chunk = {
+            name: np.concatenate([chunk.get(name, fresh[name][:0]), fresh[name]])
+            for name in _COLUMNS
+        }
         whole = len(chunk["time"]) // size * size
         for start in range(0, whole, size):
             yield {name: chunk[name][start : start + size] for name in _COLUMNS}
         chunk = {name: chunk[name][whole:] for name in _COLUMNS}
-    if len(chunk["time"]):
+    if chunk and len(chunk["time"]):
         yield chunk
 
 

@@ -17,13 +17,12 @@ import msgspec
 import numpy as np
 
 from deploy.run.progress_model import Readings
-from deploy.run.summary import Rows
 from deploy.runner.job_folder import NEWEST, SERIES
 from ps.whole_files import whole_file
 from shards.errors import UNDECODABLE
+from worker.training.figures import Rows, StalenessCounts, UpdateTally
 
 MAX_POINTS = 4000
-LARGEST_STALENESS = 64
 Value = TypeVar("Value")
 
 
@@ -75,22 +74,20 @@ class FigureTally:
     """The figures that readings need from all update records of an attempt, in constant memory."""
 
     def __init__(self) -> None:
-        self._staleness = np.zeros(LARGEST_STALENESS + 1, np.int64)
+        self._staleness = StalenessCounts()
         self._times: dict[str, WorkerTimes] = {}
         self._holds: Counter[str] = Counter()
-        self._largest: int | None = None
+        self._tally = UpdateTally()
         self._updated: set[int] = set()
 
     def add(self, readings: Readings, records: Sequence[Rows]) -> None:
         """Count the records since the last call, one array a shard."""
+        self._tally += UpdateTally.of(records)
         for shard, rows in enumerate(records):
             if not len(rows):
                 continue
             self._updated.add(shard)
-            values = rows["staleness"]
-            clipped = np.clip(values, 0, LARGEST_STALENESS)
-            self._staleness += np.bincount(clipped, minlength=LARGEST_STALENESS + 1)
-            self._largest = max(self._largest or 0, int(values.max()))
+            self._staleness.add(rows)
         if records:
             self._add_times(records[0])
         if readings.waiting:
@@ -106,7 +103,6 @@ class FigureTally:
     def reading(
         self, attempt: int, now: float, readings: Readings, samples: int, accuracy: float | None
     ) -> Reading:
-        p50, p99 = (self._quantile(share) for share in (0.5, 0.99))
         return Reading(
             time=now,
             attempt=attempt,
@@ -118,14 +114,14 @@ class FigureTally:
                 samples=samples,
                 loss=readings.loss,
                 samples_per_s=readings.samples_per_s,
-                staleness_p50=p50,
-                staleness_p99=p99,
-                staleness_max=self._largest,
+                staleness_p50=self._staleness.quantile(0.5),
+                staleness_p99=self._staleness.quantile(0.99),
+                staleness_max=self._tally.largest_staleness,
                 clock_gap=readings.max_clock_gap,
                 waiting=len(readings.waiting),
                 accuracy=accuracy,
             ),
-            staleness=np.trim_zeros(self._staleness, "b").tolist(),
+            staleness=np.trim_zeros(self._staleness.counts, "b").tolist(),
             times_s=dict(self._times),
             holds=dict(self._holds),
             diverged=readings.loss is not None and not math.isfinite(readings.loss),
@@ -137,12 +133,6 @@ class FigureTally:
             records = rows[rows["worker"] == name]
             for part in WorkerTimes.__struct_fields__:
                 setattr(times, part, getattr(times, part) + float(records[f"{part}_s"].sum()))
-
-    def _quantile(self, share: float) -> float | None:
-        total = int(self._staleness.sum())
-        if not total:
-            return None
-        return float(np.searchsorted(np.cumsum(self._staleness), share * total))
 
 
 class ReadingFiles:

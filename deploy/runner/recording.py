@@ -12,12 +12,12 @@ from typing import Any
 
 from deploy.run.progress import Progress
 from deploy.run.progress_model import Readings
-from deploy.run.summary import Rows
 from deploy.runner.job_folder import READINGS
 from deploy.runner.journal import PatientJournal
 from deploy.runner.readings import FigureTally, ReadingFiles, read_newest
 from shards.shard_status import ShardStatus
 from worker.training.evaluation import Evaluation
+from worker.training.figures import Rows
 
 DEGRADED_AFTER_S = 30.0
 _EVERY_S = 1.0

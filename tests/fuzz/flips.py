@@ -22,7 +22,6 @@ from msgspec.structs import replace
 import ps
 from deploy.run.folder import write_whole
 from deploy.run.settings import TrainSettings
-from deploy.run.summary import Rows
 from deploy.run.updates_parquet import SCHEMA, UpdatesWriter, parts_of, read_updates
 from deploy.simulation.disk import DeferredTask
 from ps.cluster import Access
@@ -53,6 +52,7 @@ from shards.transition_io import Arrival
 from shards.update_records import RECORD
 from tests.support import shard_dsl
 from worker.caffe.weight_files import read_blobs, write_blobs
+from worker.training.figures import Rows
 
 TABLE = DenseTable("net", (TensorSpec("a", (300,), lr_mult=2.0), TensorSpec("b", (20, 10))))
 LAYOUT = Layout((TABLE,))

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from deploy.run.summary import Rows, RunTally, summarise
+from deploy.run.summary import summarise
 from shards.shard_status import ShardStatus, Standing, WorkerStatus
 from shards.update_records import RECORD
+from worker.training.figures import Rows, UpdateTally
 from worker.training.training_loop import WorkerReport
 
 
@@ -66,7 +67,7 @@ def report(seconds: float, **parts: Any) -> WorkerReport:
     )
 
 
-def summary(fresh: RunTally | None = None, **options: Any) -> Any:
+def summary(fresh: UpdateTally | None = None, **options: Any) -> Any:
     """A summary of one shard, with the `options` of `summarise`."""
     defaults = {"workers": 1, "staleness_bound": 4, "seconds": 2.0}
-    return summarise([status(version=10)], fresh or RunTally(), [], **{**defaults, **options})
+    return summarise([status(version=10)], fresh or UpdateTally(), [], **{**defaults, **options})

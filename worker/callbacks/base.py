@@ -35,6 +35,7 @@ from shards.shard_status import ShardStatus
 from worker.job.option_fields import Options, list_options
 from worker.strategies import Strategy
 from worker.training.evaluation import Evaluation
+from worker.training.figures import UpdateTally
 
 Floats = NDArray[np.float32]
 Plain = str | int | float | bool
@@ -286,16 +287,16 @@ class Watch:
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> bool:
         """Pass the status on; true once a callback has asked for the end of the run."""
         first, pushed = statuses[0], records[0][records[0]["dropped"] == 0]
-        losses = pushed["loss"][np.isfinite(pushed["loss"])]
+        figures = UpdateTally.of([pushed])
         seconds = time.monotonic() - self._began
         before_s, before = self._last
         status = RunStatus(
             iteration=first.steps // self._run.workers,
             samples=first.samples,
             seconds=seconds,
-            updates=len(pushed),
-            loss=float(losses.mean()) if len(losses) else None,
-            staleness=float(pushed["staleness"].mean()) if len(pushed) else None,
+            updates=figures.rows,
+            loss=figures.loss_mean,
+            staleness=figures.staleness_mean,
             rate=first.rate,
             samples_s=max(0.0, (first.samples - before) / max(seconds - before_s, 1e-9)),
             workers=len(first.workers),

@@ -1,30 +1,12 @@
 """Caffe's `display`: when a line about the loss is due, and the mean loss that it shows."""
 
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shards.shard_status import ShardStatus
-
-
-class RecentLoss:
-    """The mean loss of the last `updates` updates, as shard 0 records them."""
-
-    def __init__(self, updates: int) -> None:
-        self._losses: deque[float] = deque(maxlen=updates)
-
-    def add(self, records: Sequence[NDArray[np.void]]) -> None:
-        """Add the records of updates since the last call, one array for each shard."""
-        if records:
-            losses = records[0]["loss"]
-            self._losses.extend(losses[np.isfinite(losses)].tolist())
-
-    @property
-    def mean(self) -> float | None:
-        """The mean loss; None before the first update."""
-        return sum(self._losses) / len(self._losses) if self._losses else None
+from worker.training.figures import RecentLoss
 
 
 class Milestones:

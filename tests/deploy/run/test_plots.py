@@ -16,11 +16,12 @@ from deploy.run.plots import (
     read_losses,
     running_mean,
 )
-from deploy.run.summary import Rows, RunTally, Summary
+from deploy.run.summary import Summary
 from deploy.run.updates_parquet import UpdatesWriter
 from shards.errors import BadInput, GiveUp
 from tests.support.run_records import records, summary
 from worker.training.evaluation import Evaluation
+from worker.training.figures import Rows, UpdateTally
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -32,7 +33,7 @@ def write(path: Path, *shards: Rows) -> Path:
 
 
 def summed(rows: Rows, bound: int | None = 4) -> Summary:
-    made: Summary = summary(RunTally.of([rows]), staleness_bound=bound)
+    made: Summary = summary(UpdateTally.of([rows]), staleness_bound=bound)
     return made
 
 

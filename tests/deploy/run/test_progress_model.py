@@ -1,5 +1,6 @@
 """The figures of the display, computed from statuses and compared with sums done by hand."""
 
+import math
 from typing import Any
 
 import pytest
@@ -209,3 +210,13 @@ def test_links_are_grouped_by_their_hosts() -> None:
         LinkReading("near", "b", None, 0.0),
     )
     assert meter().update([status(0, workers)], [rows], 1000.0).links == ()
+
+
+@pytest.mark.parametrize("average", [None, 5])
+def test_a_loss_that_is_no_number_shows(average: int | None) -> None:
+    """Also among others, and with a solver's average_loss: a run that diverges is seen."""
+    watch = Meter(steps=100, workers=2, bound=4, started=1000.0, average=average)
+    assert watch.update([status()], [records(2, loss=[1, 3])], 1000.0).loss == 2.0
+    loss = watch.update([status()], [records(2, loss=[1, math.nan])], 1001.0).loss
+    assert loss is not None
+    assert math.isnan(loss)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from deploy.run.summary import RunTally, Summary, summarise
+from deploy.run.summary import Summary, summarise
 from tests.support.run_records import records, report, status, summary, worker
+from worker.training.figures import UpdateTally
 
 
 def test_the_keys_are_those_agreed_upon() -> None:
@@ -32,8 +33,8 @@ def test_a_tally_of_pieces_is_the_tally_of_the_whole() -> None:
     rows = records(500, staleness=rng.integers(0, 9, 500), clock_gap=rng.integers(0, 6, 500))
     cuts = sorted(rng.integers(0, 501, 7).tolist())
     pieces = [rows[a:b] for a, b in zip([0, *cuts], [*cuts, 500], strict=True)]
-    tally = RunTally.of(pieces)
-    assert tally == RunTally.of([rows])
+    tally = UpdateTally.of(pieces)
+    assert tally == UpdateTally.of([rows])
     assert tally.staleness_mean == np.mean(rows["staleness"])
     assert tally.staleness_max == np.max(rows["staleness"])
     assert tally.max_clock_gap == np.max(rows["clock_gap"])
@@ -53,7 +54,7 @@ def test_a_run_is_summed_up() -> None:
     ]
     got = summarise(
         statuses,
-        RunTally.of(shards),
+        UpdateTally.of(shards),
         reports,
         workers=2,
         staleness_bound=4,
@@ -88,20 +89,20 @@ def test_a_run_is_summed_up() -> None:
 def test_an_update_counts_once_every_shard_has_it() -> None:
     """A push that an interrupted run applied at only one of two shards is not an update."""
     statuses = [status(0, version=11, samples=704), status(1, version=10, samples=640)]
-    got = summarise(statuses, RunTally(), [], workers=1, staleness_bound=None, seconds=1.0)
+    got = summarise(statuses, UpdateTally(), [], workers=1, staleness_bound=None, seconds=1.0)
     assert (got.updates, got.samples, got.staleness_bound) == (10, 640, None)
 
 
 def test_the_largest_gap_is_the_largest_that_anything_saw() -> None:
     """The gaps of statuses and records count, of this part of the run and of the one before."""
     sources = [
-        {"fresh": RunTally(rows=1, max_clock_gap=7)},
-        {"earlier": RunTally(rows=1, max_clock_gap=7)},
+        {"fresh": UpdateTally(rows=1, max_clock_gap=7)},
+        {"earlier": UpdateTally(rows=1, max_clock_gap=7)},
         {},
     ]
     for options in sources:
         statuses = [status(max_clock_gap=2 if options else 7), status(1)]
-        arguments = {"fresh": RunTally(), "reports": [], **options}
+        arguments = {"fresh": UpdateTally(), "reports": [], **options}
         got = summarise(
             statuses,
             **arguments,  # type: ignore[arg-type]
@@ -117,7 +118,7 @@ def test_a_run_that_moved_counts_what_it_left() -> None:
     whatever the number of shards at the time."""
     got = summarise(
         [status(duplicates=1, max_clock_gap=2)],
-        RunTally(rows=10, samples=100),
+        UpdateTally(rows=10, samples=100),
         [],
         workers=1,
         staleness_bound=None,
@@ -132,8 +133,8 @@ def test_a_run_that_moved_counts_what_it_left() -> None:
 def test_a_resumed_run_is_timed_as_a_whole() -> None:
     """Seconds and staleness are over both parts; samples per second are of this part alone."""
     got = summary(
-        RunTally.of([records(10, staleness=4)]),
-        earlier=RunTally.of([records(30, staleness=0)]),
+        UpdateTally.of([records(10, staleness=4)]),
+        earlier=UpdateTally.of([records(30, staleness=0)]),
         seconds=2.0,
         earlier_s=40.0,
     )
@@ -157,7 +158,7 @@ def test_devices_are_those_that_workers_computed_on() -> None:
     """Each name once; none if no worker has reported."""
     reports = [report(1.0), report(1.0, device="gpu:1"), report(1.0, device="gpu:0"), report(2.0)]
     found = summarise(
-        [status(version=1)], RunTally(), reports, workers=4, staleness_bound=4, seconds=2.0
+        [status(version=1)], UpdateTally(), reports, workers=4, staleness_bound=4, seconds=2.0
     )
     assert found.devices == ("cpu", "gpu:0", "gpu:1")
     assert summary().devices == ()

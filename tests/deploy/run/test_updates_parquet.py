@@ -15,7 +15,6 @@ from deploy.run.folder import RunFolder
 from deploy.run.observer import RunObserver
 from deploy.run.progress import Progress
 from deploy.run.settings import TrainSettings
-from deploy.run.summary import RunTally
 from deploy.run.updates_parquet import SCHEMA, UpdatesWriter, parts_of, read_updates
 from ps import DenseTable, TensorSpec
 from ps.job_spec import make_cluster, shard_specs
@@ -23,6 +22,7 @@ from shards.errors import BadInput, GiveUp
 from shards.update_records import RECORD
 from tests.support.run_records import records, status
 from tests.support.snapshot_stores import full_disk
+from worker.training.figures import UpdateTally
 
 
 def write(path: Path, *looks: tuple[int, ...], restored: list[int] | None = None) -> UpdatesWriter:
@@ -142,8 +142,8 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
         rows = [row for row in table.to_pylist() if row["shard"] == shard]
         assert [row["apply_version"] for row in rows] == [*range(1, kept + 1), *range(8, 13)]
         assert [row["time"] for row in rows] == [*range(kept), *range(kept - 1, kept + 4)]
-    assert writer.earlier == RunTally.of([records(7), records(5)])
-    assert writer.fresh == RunTally.of([records(5), records(5)])
+    assert writer.earlier == UpdateTally.of([records(7), records(5)])
+    assert writer.fresh == UpdateTally.of([records(5), records(5)])
 
 
 def moving(path: Path, restored: list[int] | None, *looks: tuple[int, int, int]) -> UpdatesWriter:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.support.run_records import records, status
-from worker.training.loss_line import LossLine, Milestones, RecentLoss
+from worker.training.figures import RecentLoss
+from worker.training.loss_line import LossLine, Milestones
 
 
 def test_the_loss_is_the_mean_of_the_last_updates() -> None:
