@@ -105,7 +105,7 @@ class AdminRequests:
             case AskPiece():
                 return self._next_piece(message, now)
             case Read():
-                return self._part.serving.whole(message.request)
+                return self._part.serving.read(message, frames)
             case Describe():
                 return self._describe(message)
             case AskStatus():

@@ -179,6 +179,21 @@ class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
         """True if pushes are differences of weights."""
         return self.rate is not None
 
+    def check_rows(self, table: str) -> None:
+        """Raise BadInput if the strategy cannot work with the rows of a sparse table."""
+        faults = {
+            "a buffer": isinstance(self.merge, Buffer),
+            "differences of weights": self.deltas,
+            "steps on weights of a worker's own": self.local_rate,
+            "a rule without rows": self.rule is not None and not self.rule.rows,
+        }
+        for fault in [text for text, is_true in faults.items() if is_true]:
+            raise BadInput(
+                f"table {table}",
+                expected="a strategy that works with rows: asp, ssp, bsp, stale_rate or downpour",
+                got=f"one with {fault}",
+            )
+
     def settings(self, rule: Rule, rate: Schedule, decay: Decay) -> tuple[Rule, Schedule, Decay]:
         """The rule, rate and decay that the shards apply to a table with these of the user.
 

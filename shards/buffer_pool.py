@@ -6,8 +6,11 @@ buffer is free again once only its list refers to it. The reference count shows 
 view and every frame in flight keeps its base array alive.
 """
 
+import mmap
 import sys
 from collections.abc import Callable
+from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +42,16 @@ def staging(backend: Backend) -> Allocator:
     return lambda size: backend.staging((size,), np.float32)
 
 
+def reserve(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+    """A zeroed array in memory that is reserved, not taken: unwritten pages cost nothing.
+
+    It may be larger than the machine's memory.
+    """
+    size = max(prod(shape) * np.dtype(dtype).itemsize, 1)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    return np.frombuffer(memory, dtype, prod(shape)).reshape(shape)
+
+
 def _count_of_the_unshared() -> int:
     """The reference count of a buffer that only a list holds, measured in a loop as in `take`.
 
@@ -49,6 +62,8 @@ def _count_of_the_unshared() -> int:
         return sys.getrefcount(buffer)
     raise AssertionError("the list is not empty")
 
+
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 does not name it
 
 _LATELY = 64  # calls of `take` between two checks for surplus buffers
 

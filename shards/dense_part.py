@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from cupy_kernels import backends
 from cupy_kernels.backends import HOST, Backend
-from cupy_kernels.ops.updates import sgd_measured, squared_norm
+from cupy_kernels.ops.updates import mean, sgd_measured, squared_norm
 from shards import payloads, pull_encodings, zstd_frames
 from shards.buffer_pool import Buffers, are_unshared
 from shards.delta_pulls import KINDS, DeltaViews
@@ -36,7 +36,7 @@ from shards.pull_encodings import PullEncodings
 from shards.rules import SGD, Decay, cover_gaps
 from shards.shard_state import WEIGHTS, Arrays, past_names
 from shards.spec import ShardSpec, TableSpec
-from shards.tables import RateRun, Section, segments
+from shards.tables import DenseTable, RateRun, Section, segments
 from shards.wire_format import Buffer
 
 Floats = NDArray[np.float32]
@@ -52,12 +52,15 @@ class DensePart:
         self, shard: ShardSpec, spec: TableSpec, section: Section, backend: Backend
     ) -> None:
         """`backend` holds weights and slots."""
+        table = spec.table
+        assert isinstance(table, DenseTable)
         self.spec = spec
         base = section.start - shard.keys.start
         self.keys = section.keys
         self.size = len(section.keys)
         self.count = self.buffered = 0
-        self.sums = backend == HOST and spec.rule.additive and spec.decay.weight == 0
+        self.dense, self.push_frames, self.ask_frames = True, 1, 0
+        self.sums = self.runs = backend == HOST and spec.rule.additive and spec.decay.weight == 0
         self.max_squares = spec.guard.max_squares
         self._where = slice(base, base + self.size)
         self._backend = backend
@@ -67,7 +70,7 @@ class DensePart:
         self._slots: list[Floats] = []
         self._spare: list[Floats] = []  # the second set of slots, once the first has been read
         self._moved = 0  # floats of each slot that are already copied to the second set
-        self._segments = segments(spec.table, section.keys)
+        self._segments = segments(table, section.keys)
         if shard.deltas:  # the workers have applied their own multipliers
             plain = {"lr_mult": 1.0, "decay_mult": 0.0}
             self._segments = tuple(structs.replace(run, **plain) for run in self._segments)
@@ -79,12 +82,13 @@ class DensePart:
         self._encoded = PullEncodings()
         self._views = DeltaViews()
         edges = section.keys.start, section.keys.stop
-        self._plain = PulledPart(spec.table.name, Kind.F4, *edges)
+        self._plain = PulledPart(table.name, Kind.F4, *edges)
 
     # --- pushes -----------------------------------------------------------------------------------
 
-    def check(self, label: str, part: Part, frame: Buffer) -> Floats:
-        """The gradient in a frame, in the memory of the weights; raises BadMessage."""
+    def check(self, label: str, part: Part, frames: Sequence[Buffer]) -> Floats:
+        """The gradient in the only frame, in the memory of the weights; raises BadMessage."""
+        (frame,) = frames
         keys = self.keys
         if part.start != keys.start or part.stop != keys.stop:
             raise BadMessage(
@@ -101,9 +105,20 @@ class DensePart:
             payloads.decode(part.kind, payload, gradient)
         return gradient if self._on_host else backends.copy_to(gradient, self._backend)
 
+    def check_room(self, gradients: Sequence[Floats]) -> None:
+        """A dense table never grows."""
+
     def measure(self, gradient: Floats) -> float:
         """The squared norm of a gradient; infinite or NaN if one of its values is."""
         return squared_norm(gradient)
+
+    def is_finite(self, gradient: Floats) -> bool:
+        """Return whether each value of a gradient is finite."""
+        return bool(np.isfinite(backends.as_host(gradient)).all())
+
+    def mean(self, gradients: Sequence[Floats], pushes: int) -> Floats:
+        """The mean over the pushes of a round that include the table."""
+        return mean(gradients)
 
     def apply(
         self,
@@ -180,26 +195,31 @@ class DensePart:
 
     # --- pulls ------------------------------------------------------------------------------------
 
-    def check_ask(self, ask: AskedPart) -> None:
+    def check_ask(self, ask: AskedPart, frames: Sequence[Buffer]) -> None:
         """Raise BadMessage or BadInput if weights cannot be served as `ask` says."""
         pull_encodings.check(ask.kind, ask.zstd, ask.share)
 
     def read(
-        self, weights: Floats, version: int, ask: AskedPart, worker: str
-    ) -> tuple[PulledPart, NDArray[Any]]:
+        self,
+        weights: Floats,
+        version: int,
+        ask: AskedPart,
+        frames: Sequence[Buffer],
+        worker: str,
+    ) -> tuple[PulledPart, tuple[NDArray[Any]]]:
         """The section as plain floats, rounded, or as the changes to what the worker has."""
         section = weights[self._where]
         if ask.kind is Kind.F4 and not ask.zstd:
             # A view of the version, which is not overwritten while the frame refers to it.
-            return self._plain, section
+            return self._plain, (section,)
         edges = self.keys.start, self.keys.stop
         if ask.kind not in KINDS:
             frame = self._encoded.frame(section, version, ask.kind, ask.zstd)
-            return PulledPart(ask.table, ask.kind, *edges, ask.zstd), frame
+            return PulledPart(ask.table, ask.kind, *edges, ask.zstd), (frame,)
         change = self._views.serve(worker, section, ask.kind, ask.share, ask.base)
         frame = zstd_frames.pack(change.frame) if ask.zstd else change.frame
         read = PulledPart(ask.table, change.kind, *edges, ask.zstd, change.base, change.number)
-        return read, frame
+        return read, (frame,)
 
     def forget(self, worker: str) -> None:
         """Answer the worker's next pull of changes with whole weights."""

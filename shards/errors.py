@@ -8,6 +8,7 @@
     └── GiveUp            repeating the request cannot help
         ├── BadMessage    bytes that are not a message of this protocol; the sender's fault
         ├── BadInput      a file, network, setting or array that the user must mend
+        ├── Full          a sparse table has no room for more rows
         ├── Fenced        a newer incarnation of this worker has taken over its name
         ├── Denied        the token is not the job's
         ├── Mismatch      the two sides speak different protocols, or their messages differ
@@ -105,6 +106,10 @@ class BadInput(GiveUp):
         return BadInput(
             f"{context}: {self.what}", expected=self.expected, got=self.got, hint=self.hint
         )
+
+
+class Full(GiveUp):
+    """A sparse table has no room for more rows."""
 
 
 class Fenced(GiveUp):

@@ -14,22 +14,28 @@ Joins of the others are parked until then. So they start from trained weights, a
 first replica has reached.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from shards.errors import BadMessage
 from shards.messages import Join, Pull
+from shards.wire_format import Buffer
 
 MAX_PARKED = 256  # for each worker; a client on the longest link requests 64 pulls ahead
+MAX_PARKED_BYTES = 128 << 20  # of the ids that a worker's parked pulls bring
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A parked request, its sender's address, and the time `since` which it waits, in seconds."""
+    """A parked request, its sender's address, and the time `since` which it waits, in seconds.
+
+    `frames` are copies of the request's: they outlive the message that they came in.
+    """
 
     sender: bytes
     message: Pull | Join
     since: float
+    frames: tuple[bytes, ...] = ()
 
 
 class Gate:
@@ -44,12 +50,19 @@ class Gate:
         # Without an active worker there is nobody to wait for.
         return self.bound is None or min_clock is None or clock - self.bound <= min_clock
 
-    def park(self, sender: bytes, message: Pull | Join, now: float) -> bool:
+    def park(
+        self,
+        sender: bytes,
+        message: Pull | Join,
+        now: float,
+        frames: Sequence[Buffer] = (),
+    ) -> bool:
         """Make a request wait; return False if it waits already: it has been sent again.
 
         The answer goes to the latest `sender`.
 
-        Raises BadMessage for more than `MAX_PARKED` requests of one worker.
+        Raises BadMessage for more than `MAX_PARKED` requests of one worker, or more than
+        `MAX_PARKED_BYTES` of their frames.
         """
         key = (message.worker, message.request)
         known = self.parked.get(key)
@@ -62,8 +75,11 @@ class Gate:
                     f"worker {message.worker}: expected at most {MAX_PARKED} requests that wait,"
                     " got one more"
                 )
+        if known is None and frames:
+            self._check_bytes(message.worker, frames)
+        copies = known.frames if known else tuple(bytes(frame) for frame in frames)
         # The time of the first copy is kept, because the wait is measured from there.
-        self.parked[key] = Waiting(sender, message, known.since if known else now)
+        self.parked[key] = Waiting(sender, message, known.since if known else now, copies)
         return known is None
 
     def release(self, may_go: Callable[[Pull | Join], bool]) -> Iterator[Waiting]:
@@ -93,6 +109,16 @@ class Gate:
     def clear(self) -> None:
         """Drop all requests; their senders will repeat them."""
         self.parked.clear()
+
+    def _check_bytes(self, worker: str, frames: Sequence[Buffer]) -> None:
+        waiting = [entry.frames for (name, _), entry in self.parked.items() if name == worker]
+        parked_bytes = sum(len(frame) for parked in waiting for frame in parked)
+        parked_bytes += sum(memoryview(frame).nbytes for frame in frames)
+        if parked_bytes > MAX_PARKED_BYTES:
+            raise BadMessage(
+                f"worker {worker}: expected at most {MAX_PARKED_BYTES} bytes of ids in requests"
+                f" that wait, got {parked_bytes}"
+            )
 
     def waits(self, worker: str) -> bool:
         return any(name == worker for name, _ in self.parked)

@@ -1,10 +1,13 @@
 """The messages between workers, operators and shards, as frozen typed structs.
 
 Each message is one MessagePack header (wire_format.py) followed by raw frames. A push, a pull and
-weights may concern any of the job's tables: their headers list the parts, one a table, and one
-frame follows for each. A part names its table and its encoding, so that a new kind of table needs
-no second format. The other client messages that carry frames are Install (a shard's state,
-shard_state.py), Quiesce (a cut), HandOver (the new shards) and Probe (any bytes).
+weights may concern any of the job's tables: their headers list the parts, one a table, and the
+frames of each follow. A part names its table and its encoding. Of a dense table a push and weights
+have one frame and a pull none. Rows of a sparse table take two frames in a push, the ids and the
+rows, one in a pull or a Read, the ids, and two in the answer (row_frames.py). A push without parts
+counts, so that a worker's pushes have the same numbers at all shards, whichever rows they change.
+The other client messages that carry frames are Install (a shard's state, shard_state.py), Quiesce
+(a cut), HandOver (the new shards) and Probe (any bytes).
 
 A worker sends, in this order:
 
@@ -27,7 +30,7 @@ from msgspec import Meta
 
 from shards.tables import MAX_TABLES
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_PROBE_BYTES = 4 << 20
 PIECE_BYTES = 4 << 20  # a larger state travels in pieces of this size (state_pieces.py)
 
@@ -75,6 +78,7 @@ class Remedy(StrEnum):
     GIVE_UP = "give_up"
     BAD_MESSAGE = "bad_message"
     BAD_INPUT = "bad_input"
+    FULL = "full"
     FENCED = "fenced"
     MISMATCH = "mismatch"
 
@@ -96,7 +100,8 @@ class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One table in a push: the keys of the receiving shard's section of it, and their encoding.
 
-    `zstd` says whether the frame is compressed.
+    For rows, `start` and `stop` are the shard's buckets. `zstd` says whether the frame is
+    compressed.
     """
 
     table: Name
@@ -185,7 +190,7 @@ class Join(Registered, frozen=True, tag="join"):
 
 
 class Push(Registered, frozen=True, tag="push"):
-    """A gradient of the tables in `parts`, with one frame for each; other tables do not change.
+    """A gradient of the tables in `parts`, with the frames of each; other tables do not change.
 
     All parts are judged and applied as one: if one of them is refused, nothing is applied. `seq`
     numbers this worker's pushes from 1; `clock` and `step` are its clock and the steps of its own
@@ -269,7 +274,12 @@ class AskPiece(FromOperator, frozen=True, tag="ask_piece"):
 
 
 class Read(FromOperator, frozen=True, tag="read"):
-    """Request the current weights without waiting at the gate."""
+    """Request the current weights without waiting at the gate.
+
+    Without `parts`, those of all dense tables.
+    """
+
+    parts: Annotated[list[AskedPart], Meta(max_length=MAX_TABLES)] = []
 
 
 class Describe(FromOperator, frozen=True, tag="describe"):
@@ -409,7 +419,7 @@ class Ack(FromShard, frozen=True, tag="ack"):
 
 
 class Weights(FromShard, frozen=True, tag="weights"):
-    """One frame per part, all of one version; the pull was parked for `waited_s`."""
+    """The frames of each part, all of one version; the pull was parked for `waited_s`."""
 
     epoch: Count
     version: Count

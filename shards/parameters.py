@@ -1,10 +1,11 @@
 """A shard's parameters: the weights of its tables, their slots, and their version.
 
 Everything that changes them is here and in the parts of the tables (table_part.py): applying one
-push or several in one pass, and restoring a whole state. The weights of all tables are one array.
-The next version is written into another that nobody reads (buffer_pool.py), so the present one can
-be served, copied and saved meanwhile. A push changes all its tables or none: nothing but the next
-version is written before the guard has accepted every gradient.
+push or several in one pass, and restoring a whole state. The weights of all dense tables are one
+array. The next version is written into another that nobody reads (buffer_pool.py), so the present
+one can be served, copied and saved meanwhile. Rows of sparse tables change in place; a push of rows
+alone makes a version with the same array. A push changes all its tables or none: nothing but the
+next version is written before the guard has accepted every gradient.
 
 Weights and slots are in the memory of a backend: the process's own, or that of a device, about
 which this file knows only how to move an array there and back. A device's version is copied to the
@@ -32,13 +33,14 @@ from shards.buffer_pool import Buffers, allocator
 from shards.dense_part import DensePart
 from shards.errors import BadInput, Retry
 from shards.shard_state import Arrays, SavedProgress, array_name, of_table, past_names
+from shards.sparse_part import SparsePart
 from shards.spec import ShardSpec
 from shards.table_part import TablePart
 
 Floats = NDArray[np.float32]
 
-Gradients = Mapping[str, NDArray[Any]]
-"""The checked gradient of each table in a push."""
+Gradients = Mapping[str, Any]
+"""The checked gradient of each table in a push: an array, or the rows of a sparse table."""
 
 
 _IS_PREPARED = attrgetter("is_prepared")
@@ -48,7 +50,7 @@ class ParameterStore:
     """One shard's weights and slots; empty until `restore` provides them.
 
     Weights are flat float32 of `size`: the shard's keys of the arena. `parts` are the tables of
-    which these keys hold a section, in the arena's order.
+    which these keys hold a section, in the arena's order, and all sparse tables.
     """
 
     def __init__(
@@ -66,7 +68,13 @@ class ParameterStore:
             section.table: DensePart(spec, tables[section.table], section, backend)
             for section in spec.layout.sections(spec.keys)
         }
-        self.sums = all(part.sums for part in self.parts.values())
+        self._dense = frozenset(self.parts)
+        self.parts |= {
+            table.name: SparsePart(spec, tables[table.name]) for table in spec.layout.sparse
+        }
+        self._growing = [part for part in self.parts.values() if not part.dense]
+        self.grows = bool(self._growing)
+        self.runs = all(part.runs for part in self.parts.values())
         self._copying = [part for part in self.parts.values() if part.copies]
         self._shard = spec.shard
         self._on_host = backend == HOST
@@ -116,13 +124,15 @@ class ParameterStore:
         """Make as many versions as there are pushes, at `scale` times the rate of each table.
 
         Only the last version can be read. Several pushes are allowed only if all tables take
-        `sums`. `read_version` is the version that the only push was computed from (None: the
+        `runs`. `read_version` is the version that the only push was computed from (None: the
         present one). Returns the squared norm of each push. If the guard refuses one of them,
         returns None and changes nothing.
         """
         assert self._weights is not None, "a push is examined before it is applied"
-        present, out = self._weights, self._buffers.take()
-        assert out is not present, "a version must not be overwritten"
+        present = out = self._weights
+        if not all(map(self._dense.isdisjoint, pushes)):
+            out = self._buffers.take()
+            assert out is not present, "a version must not be overwritten"
         read = self._version(read_version) if self._past and read_version is not None else None
         squares = [0.0] * len(pushes)
         waiting: list[tuple[TablePart, list[NDArray[Any]], float]] = []
@@ -133,12 +143,13 @@ class ParameterStore:
                     pushed.append(number)
                     gradients.append(push[name])
             if not gradients:
-                # The buffer holds some older version, so what does not change is copied, too.
-                part.keep(present, out)
+                if out is not present:
+                    # The buffer holds some older version, so what does not change is copied, too.
+                    part.keep(present, out)
                 continue
             if part.sums:
                 part_squares = part.apply(present, gradients, out, rates[name] * scale, read)
-            else:  # its slots change in place, so all tables are measured before it is applied
+            else:  # its arrays change in place, so all tables are measured before it is applied
                 part_squares = [part.measure(gradient) for gradient in gradients]
                 waiting.append((part, gradients, rates[name] * scale))
             most = part.max_squares
@@ -156,6 +167,20 @@ class ParameterStore:
                 self.parts[name].count += 1
         self._become(self.version + len(pushes), out)
         return squares
+
+    def check_room(self, pushes: Sequence[Gradients]) -> None:
+        """Raise Full unless sparse tables have room for the new rows of all these pushes."""
+        for part in self._growing:
+            name = part.spec.table.name
+            part.check_room([push[name] for push in pushes if name in push])
+
+    def mean(self, pushes: Sequence[Gradients]) -> Gradients:
+        """The mean of each table over a round of pushes."""
+        return {
+            name: part.mean([push[name] for push in pushes if name in push], len(pushes))
+            for name, part in self.parts.items()
+            if any(name in push for push in pushes)
+        }
 
     def collect(self, gradients: Gradients, factor: float) -> None:
         """Add `factor` times a push to the buffer."""
@@ -182,7 +207,7 @@ class ParameterStore:
             part = self.parts[name]
             square = part.measure(gradient)
             if not square <= part.max_squares:
-                finite = bool(np.isfinite(backends.as_host(gradient)).all())
+                finite = part.is_finite(gradient)
                 raise BadInput(f"table {name} {part.spec.guard.describe(square, finite=finite)}")
             squares += square
         return squares
@@ -264,4 +289,6 @@ class ParameterStore:
         if self._past.maxlen and self._weights is not None:
             # By reference: a version never changes, so it costs no copy.
             self._past.appendleft(self._weights)
-        self.version, self._weights, self._read = version, weights, None
+        if weights is not self._weights:  # else the host's copy is still of these weights
+            self._read = None
+        self.version, self._weights = version, weights

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from numpy.typing import NDArray
 
 from shards.errors import BadMessage
 from shards.messages import Push
 from shards.parameters import ParameterStore
+from shards.table_part import TablePart
 from shards.wire_format import Buffer
 
 
@@ -29,7 +29,7 @@ class Arrived(msgspec.Struct, frozen=True):
     sender: bytes
     message: Push
     frames: tuple[Buffer, ...]
-    gradients: dict[str, NDArray[Any]]
+    gradients: dict[str, Any]
     payload_bytes: int
     norm: float = 0.0
 
@@ -48,21 +48,27 @@ def examine(
             f"push {message.seq} of worker {message.worker} was computed from version"
             f" {message.read_version}; shard {shard} is at {parameters.version}"
         )
-    if len(frames) != len(message.parts):
-        raise BadMessage(
-            f"push {message.seq}: expected {len(message.parts)} frames, got {len(frames)}"
-        )
-    gradients: dict[str, NDArray[Any]] = {}
-    payload_bytes = 0
-    for part, frame in zip(message.parts, frames, strict=True):
+    table_parts: dict[str, TablePart] = {}
+    expected = 0
+    for part in message.parts:
         table_part = parameters.parts.get(part.table)
         # A second part of a table would silently replace the first.
-        if table_part is None or part.table in gradients:
+        if table_part is None or part.table in table_parts:
             raise BadMessage(
                 f"push {message.seq}: expected at most one part for each of the tables"
                 f" {', '.join(parameters.parts)} of shard {shard}, got one more of {part.table}"
             )
-        gradients[part.table] = table_part.check(f"push {message.seq}", part, frame)
+        table_parts[part.table] = table_part
+        expected += table_part.push_frames
+    if len(frames) != expected:
+        raise BadMessage(f"push {message.seq}: expected {expected} frames, got {len(frames)}")
+    gradients: dict[str, Any] = {}
+    end = payload_bytes = 0
+    for part in message.parts:
+        table_part = table_parts[part.table]
+        start, end = end, end + table_part.push_frames
+        gradients[part.table] = table_part.check(f"push {message.seq}", part, frames[start:end])
+    for frame in frames:  # a loop: a generator would be a call at every push
         payload_bytes += memoryview(frame).nbytes
     # The frames are kept, because gradients in plain floats are views of them.
     return Arrived(sender, message, tuple(frames), gradients, payload_bytes)

@@ -9,6 +9,7 @@ from shards.errors import (
     BadMessage,
     DownpourError,
     Fenced,
+    Full,
     Gap,
     GiveUp,
     Mismatch,
@@ -27,6 +28,7 @@ _REMEDIES: tuple[tuple[type[DownpourError], Remedy], ...] = (
     (Mismatch, Remedy.MISMATCH),
     (BadMessage, Remedy.BAD_MESSAGE),
     (BadInput, Remedy.BAD_INPUT),
+    (Full, Remedy.FULL),
     (DownpourError, Remedy.GIVE_UP),
 )
 _ERRORS: dict[Remedy, type[DownpourError]] = {

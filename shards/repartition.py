@@ -1,21 +1,25 @@
 """Repartitioning: a job's state, cut for another number of shards.
 
-Arrays move by key. Everything else describes the whole job, and each new shard gets the same. At a
-consistent cut (quiesce.py) all shards agree about every live worker. If a worker died during a
-push, some shards may have applied it and others not; then the furthest progress counts. That push
-was never acknowledged, and no part of it is ever applied twice.
+Arrays of dense tables move by key, rows of sparse tables by bucket. Everything else describes the
+whole job, and each new shard gets the same. At a consistent cut (quiesce.py) all shards agree about
+every live worker. If a worker died during a push, some shards may have applied it and others not;
+then the furthest progress counts. That push was never acknowledged, and no part of it is ever
+applied twice.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cupy_kernels.rows import mix
 from shards.errors import BadInput
 from shards.ledger import Ledger, LedgerEntry
-from shards.shard_state import WEIGHTS, Arrays, SavedProgress, ShardState, array_name, of_table
-from shards.tables import KeyRange, Layout, ShardMap
+from shards.shard_state import IDS, WEIGHTS, Arrays, SavedProgress, ShardState, array_name, of_table
+from shards.tables import KeyRange, Layout, ShardMap, buckets_of
+
+_NO_FLOATS = np.zeros(0, np.float32)
 
 
 def repartition(
@@ -29,6 +33,7 @@ def repartition(
     _check_whole("before", before, layout)
     _check_whole("after", after, layout)
     whole = _join([state.arrays for state in states], layout, before)
+    rows = _join_rows([state.arrays for state in states], layout)
     saved = _merge([state.saved for state in states])
     return [
         ShardState(
@@ -40,9 +45,10 @@ def repartition(
                 ].copy()
                 for section in layout.sections(keys)
                 for slot, array in whole[section.table].items()
-            },
+            }
+            | _cut_rows(rows, buckets),
         )
-        for keys in after.ranges
+        for keys, buckets in zip(after.ranges, after.buckets, strict=True)
     ]
 
 
@@ -58,13 +64,13 @@ def whole_weights(
 ) -> NDArray[np.float32]:
     """The arena of all weights in these states; raises BadInput as `repartition` does."""
     tables = whole_tables(states, layout, shard_map)
-    return np.concatenate([tables[name][WEIGHTS] for name in layout.names])
+    return np.concatenate([*(tables[name][WEIGHTS] for name in layout.names), _NO_FLOATS])
 
 
 def whole_tables(
     states: Sequence[ShardState], layout: Layout, shard_map: ShardMap
 ) -> dict[str, Arrays]:
-    """The arrays of each table, over all its keys; raises BadInput as `repartition` does."""
+    """The arrays of each dense table, over all its keys; raises BadInput as `repartition` does."""
     _check_whole("snapshot", shard_map, layout)
     return _join([state.arrays for state in states], layout, shard_map)
 
@@ -88,6 +94,45 @@ def _join(states: Sequence[Arrays], layout: Layout, shard_map: ShardMap) -> dict
                     section.keys.start : section.keys.stop
                 ] = array
     return whole
+
+
+def whole_rows(states: Sequence[ShardState], layout: Layout) -> dict[str, Arrays]:
+    """The arrays of each sparse table, over all shards, in the order of mixed ids."""
+    return _join_rows([state.arrays for state in states], layout)
+
+
+def _join_rows(states: Sequence[Arrays], layout: Layout) -> dict[str, Arrays]:
+    """The rows of each sparse table, in the order of mixed ids; raises BadInput."""
+    joined: dict[str, Arrays] = {}
+    for table in layout.sparse:
+        shards = [of_table(arrays, table.name) for arrays in states]
+        if not all(IDS in arrays for arrays in shards):
+            raise BadInput(f"repartition: table {table.name}", expected="its ids at each shard")
+        filled = [arrays for arrays in shards if len(arrays[IDS])]
+        if not filled:
+            joined[table.name] = {IDS: np.zeros(0, np.uint64)}
+            continue
+        names = filled[0].keys()
+        arrays = {name: np.concatenate([part[name] for part in filled]) for name in names}
+        mixed = mix(arrays[IDS])
+        # The states of a map are in this order already, unless their buckets are in another.
+        if not (mixed[1:] > mixed[:-1]).all():
+            order = np.argsort(mixed, kind="stable")
+            if (mixed[order][1:] == mixed[order][:-1]).any():
+                raise BadInput(f"repartition: table {table.name}", expected="each id at one shard")
+            arrays = {name: array[order] for name, array in arrays.items()}
+        joined[table.name] = arrays
+    return joined
+
+
+def _cut_rows(joined: Mapping[str, Arrays], buckets: KeyRange) -> Arrays:
+    """The rows of each sparse table that are in these buckets, as new arrays."""
+    cut: Arrays = {}
+    for table, arrays in joined.items():
+        low, high = np.searchsorted(buckets_of(arrays[IDS]), (buckets.start, buckets.stop))
+        names = arrays if low < high else (IDS,)  # as a shard without rows exports them
+        cut |= {array_name(table, name): arrays[name][low:high].copy() for name in names}
+    return cut
 
 
 def _check_whole(label: str, shard_map: ShardMap, layout: Layout) -> None:

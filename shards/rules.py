@@ -13,9 +13,11 @@ All formulas are Caffe's. For a tensor with multipliers `lr_mult` and `decay_mul
 and for a buffer w <- w - g, in float32, each operation rounded once, so that a shard equals a
 serial NumPy loop bit for bit. A new rule needs its formula in cupy_kernels/ops/updates/cpu.py and
 one class here.
+
+Some rules also update the rows of a sparse table, each row with slots of its own: `rows` says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import ClassVar, NamedTuple, cast, get_args
@@ -28,6 +30,7 @@ from numpy.typing import NDArray
 from cupy_kernels import backends
 from cupy_kernels.backends import HOST, Backend, backend_of
 from cupy_kernels.ops import updates
+from cupy_kernels.rows import RowState, update_rows
 from shards import argument_checks
 from shards.buffer_pool import allocator
 from shards.errors import BadInput
@@ -73,6 +76,10 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
     """Whether, without decay, updates by two gradients equal one update by their sum."""
     versions: ClassVar[int] = 0
     """How many past versions the rule needs, to find the weights of a late gradient."""
+    dense: ClassVar[bool] = True
+    """Whether it updates dense tables."""
+    rows: ClassVar[bool] = False
+    """Whether it updates the rows of sparse tables."""
 
     def apply(
         self,
@@ -121,6 +128,15 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
             # it.
             out[buffer] = weights[buffer] - gradient[buffer]
 
+    def apply_rows(
+        self, state: RowState, gradient: Floats, *, rate: float, decay: Decay
+    ) -> RowState:
+        """The state of rows after an update by their gradient, float32 (n, dim); arrays are new."""
+        assert self.rows, f"rule {self.__struct_config__.tag} has no rows"
+        factor, decay_weight = np.float32(rate), np.float32(decay.weight)
+        l1, name = decay.kind is DecayKind.L1, str(self.__struct_config__.tag)
+        return update_rows(name, state, gradient, factor, decay_weight, l1, self.constants())
+
     def prepare(self, backend: Backend = HOST) -> None:
         """Compile the rule before the first gradient arrives; it takes a second or two.
 
@@ -154,6 +170,7 @@ class SGD(UpdateRule, frozen=True, tag="sgd"):
     """w -= rate*g. It keeps no slots: a shard holds the weights alone."""
 
     additive: ClassVar[bool] = True
+    rows: ClassVar[bool] = True
 
     def prepare(self, backend: Backend = HOST) -> None:
         super().prepare(backend)
@@ -203,6 +220,25 @@ class Adagrad(UpdateRule, frozen=True, tag="adagrad"):
     """
 
     slot_names: ClassVar[tuple[str, ...]] = ("square_sum",)
+    rows: ClassVar[bool] = True
+    delta: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _demand_delta(self)
+
+    def constants(self) -> tuple[np.float32, ...]:
+        return (np.float32(self.delta),)
+
+
+class RowAdagrad(UpdateRule, frozen=True, tag="row_adagrad"):
+    """h += mean of g^2 over the row; w -= rate / (sqrt(h) + delta) * g. For sparse tables.
+
+    One number h a row, in place of one a float. Raises BadInput unless `delta` is above 0 in
+    float32.
+    """
+
+    dense: ClassVar[bool] = False
+    rows: ClassVar[bool] = True
     delta: float = 1e-8
 
     def __post_init__(self) -> None:
@@ -359,6 +395,7 @@ Rule = (
     | Momentum
     | Nesterov
     | Adagrad
+    | RowAdagrad
     | RMSProp
     | AdaDelta
     | Adam
@@ -368,16 +405,39 @@ Rule = (
     | AdaptiveDelayCompensation
 )
 
-RULES: dict[str, type[Rule]] = {str(rule.__struct_config__.tag): rule for rule in get_args(Rule)}
+_BY_NAME: dict[str, type[Rule]] = {str(rule.__struct_config__.tag): rule for rule in get_args(Rule)}
+RULES = {name: rule for name, rule in _BY_NAME.items() if rule.dense}
+"""The rules of dense tables, by name."""
+ROW_RULES = {name: rule for name, rule in _BY_NAME.items() if rule.rows}
+"""The rules of sparse tables, by name."""
 
 
 def rule_of(argument: str, value: object) -> Rule:
-    """A rule, given as itself or by name with default values; raises BadInput."""
+    """A dense table's rule, given as itself or by name with default values; raises BadInput."""
+    expected = f"{', '.join(RULES)}, or a rule such as Adam()"
+    rule = _find_rule(argument, value, RULES, expected)
+    if not rule.dense:
+        raise argument_checks.wrong(argument, f"a rule of dense tables: {expected}", value)
+    return rule
+
+
+def row_rule_of(argument: str, value: object) -> Rule:
+    """A sparse table's rule, given as `rule_of` has it; raises BadInput."""
+    expected = f"{', '.join(ROW_RULES)}, or a rule such as RowAdagrad()"
+    rule = _find_rule(argument, value, ROW_RULES, expected)
+    if not rule.rows:
+        raise argument_checks.wrong(argument, f"a rule of sparse tables: {expected}", value)
+    return rule
+
+
+def _find_rule(
+    argument: str, value: object, rules: Mapping[str, type[Rule]], expected: str
+) -> Rule:
     if isinstance(value, UpdateRule):  # the project's, or defined by the user
         return cast(Rule, value)
-    if isinstance(value, str) and value.lower() in RULES:
-        return RULES[value.lower()]()
-    raise argument_checks.wrong(argument, f"{', '.join(RULES)}, or a rule such as Adam()", value)
+    if isinstance(value, str) and value.lower() in rules:
+        return rules[value.lower()]()
+    raise argument_checks.wrong(argument, expected, value)
 
 
 def decay_of(argument: str, value: object) -> Decay:
@@ -462,7 +522,7 @@ def _demand_versions(rule: DelayCompensation | AdaptiveDelayCompensation) -> Non
 
 
 def _demand_delta(
-    rule: "Adagrad | RMSProp | AdaDelta | Adam | AdaptiveDelayCompensation",
+    rule: "Adagrad | RowAdagrad | RMSProp | AdaDelta | Adam | AdaptiveDelayCompensation",
 ) -> None:
     # With delta 0, a weight that has only had zero gradients would become 0/0.
     expected = "more than 0 in float32"

@@ -130,7 +130,7 @@ class Shard:
                 if isinstance(message, Push):
                     out += self.workers.examine(arrival.sender, message, arrival.frames, run, now)
                 elif isinstance(message, Pull):
-                    out += self.workers.pull(arrival.sender, message, now)
+                    out += self.workers.pull(arrival.sender, message, arrival.frames, now)
                 else:
                     out += self._dispatch(arrival.sender, message, arrival.frames, now)
             except DownpourError as error:

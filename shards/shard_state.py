@@ -2,9 +2,10 @@
 
 The state is the shard's progress and a number of named arrays: `TABLE/weights` and `TABLE/SLOT` for
 each table of which the shard holds a section. Where a rule needs past versions, `TABLE/past.1` is
-the one before the present, and so on. The first frame is the progress and the name, dtype
-and shape of each array; one frame for each array follows. `Install`, `State`, the copies of a
-shard and the base of a WAL have this one form.
+the one before the present, and so on. A sparse table has `TABLE/ids`, `TABLE/rows` (a row's weights
+and slots) and `TABLE/meta`, in the order of mixed ids (sparse_part.py). The first frame is the
+progress and the name, dtype and shape of each array; one frame for each array follows. `Install`,
+`State`, the copies of a shard and the base of a WAL have this one form.
 """
 
 from collections.abc import Sequence
@@ -20,9 +21,13 @@ from shards import wire_format
 from shards.errors import BadMessage
 from shards.ledger import Ledger
 from shards.messages import Count, LiveSettings, Name
+from shards.tables import Layout
 from shards.wire_format import Buffer
 
 WEIGHTS = "weights"
+IDS = "ids"
+ROWS = "rows"
+META = "meta"
 
 Arrays = dict[str, NDArray[Any]]
 # Plain numbers only: an array of objects from another process would hold foreign pointers.
@@ -50,7 +55,7 @@ class SavedProgress(msgspec.Struct, frozen=True):
 
 class ShardState(msgspec.Struct, frozen=True):
     """One shard's whole state at one version; a dense table's arrays are flat float32 of the
-    shard's own keys.
+    shard's own keys, a sparse table's have a first axis of rows.
 
     `description` (JSON of a ps.Cluster) is the shard's answer to clients that know no more of the
     job than its address; the operator adds it to the state to install, and no snapshot holds it.
@@ -76,6 +81,11 @@ class _Contents(msgspec.Struct, frozen=True):
 def array_name(table: str, slot: str) -> str:
     """The name of a table's array in a state; `slot` is a slot's name or WEIGHTS."""
     return f"{table}/{slot}"
+
+
+def empty_tables(layout: Layout) -> Arrays:
+    """The arrays of a shard's state for sparse tables without rows: their empty ids are enough."""
+    return {array_name(table.name, IDS): np.zeros(0, np.uint64) for table in layout.sparse}
 
 
 def past_names(versions: int) -> list[str]:

@@ -8,21 +8,32 @@ from shards import argument_checks, payloads, pull_encodings
 from shards.aggregation import BUFFER, CONSTANT, EACH, Buffer, Merge, StaleLimit
 from shards.gradient_guard import Guard
 from shards.messages import Kind
-from shards.rules import SGD, Decay, Rule, decay_of, rule_of
+from shards.rules import SGD, Decay, Rule, decay_of, row_rule_of, rule_of
 from shards.schedules import Fixed, Schedule, schedule_of
-from shards.tables import DenseTable, KeyRange, Layout, ShardMap
+from shards.tables import (
+    ID_BYTES,
+    MAX_PART_BYTES,
+    META_WORDS,
+    DenseTable,
+    KeyRange,
+    Layout,
+    ShardMap,
+    SparseTable,
+    Table,
+)
 
 
 class TableSpec(msgspec.Struct, frozen=True):
-    """A dense table and how its gradients are applied.
+    """A table and how its gradients are applied.
 
     Defaults: plain SGD at rate 0.01, no weight decay, and a guard that accepts any finite gradient.
     A `rule` may be given by name, a `schedule` as a fixed rate, a `decay` as a number for L2.
     `guard` says which gradients of the table are refused. `pushed` and `pulled` are the kinds in
-    which workers are expected to send gradients and request weights; each may choose others.
+    which workers are expected to send gradients and request weights; each may choose others. Rows
+    of a sparse table travel as plain floats.
     """
 
-    table: DenseTable
+    table: Table
     rule: Rule = SGD()
     schedule: Schedule = Fixed(base_rate=0.01)
     decay: Decay = Decay()
@@ -31,17 +42,34 @@ class TableSpec(msgspec.Struct, frozen=True):
     pulled: Kind = Kind.F4
 
     def __post_init__(self) -> None:
-        argument_checks.instance("TableSpec: table", self.table, DenseTable, "a DenseTable")
+        if not isinstance(self.table, DenseTable):
+            expected = "a DenseTable or a SparseTable"
+            argument_checks.instance("TableSpec: table", self.table, SparseTable, expected)
         argument_checks.instance("TableSpec: guard", self.guard, Guard, "a Guard")
         for field in ("pushed", "pulled"):
-            structs.force_setattr(
-                self, field, argument_checks.choice(field, getattr(self, field), Kind)
-            )
-        for field, checked in (("rule", rule_of), ("schedule", schedule_of), ("decay", decay_of)):
+            kind = argument_checks.choice(field, getattr(self, field), Kind)
+            if self.is_sparse and kind is not Kind.F4:
+                raise argument_checks.wrong(f"table {self.table.name}: {field}", "f4", kind)
+            structs.force_setattr(self, field, kind)
+        rule = row_rule_of if self.is_sparse else rule_of
+        for field, checked in (("rule", rule), ("schedule", schedule_of), ("decay", decay_of)):
             structs.force_setattr(self, field, checked(field, getattr(self, field)))
+
+    @property
+    def is_sparse(self) -> bool:
+        """True if the table has rows by id."""
+        return isinstance(self.table, SparseTable)
+
+    @property
+    def row_floats(self) -> int:
+        """The floats of a sparse table's row: its weights and its slots."""
+        assert isinstance(self.table, SparseTable)
+        return self.table.dim * (1 + len(self.rule.slot_names))
 
     def prepare(self, backend: Backend) -> None:
         """Compile the rule and the expected codecs. Raises BadInput as `ShardSpec.prepare` does."""
+        if self.is_sparse:
+            return
         self.rule.prepare(backend)
         payloads.prepare(self.pushed)
         pull_encodings.prepare(self.pulled)
@@ -86,12 +114,17 @@ class ShardSpec(msgspec.Struct, frozen=True):
     @property
     def layout(self) -> Layout:
         """The job's tables in its arena."""
-        return Layout(tuple(table.table for table in self.tables))
+        return Layout.of(table.table for table in self.tables)
 
     @property
     def keys(self) -> KeyRange:
         """The range of the arena that this shard owns."""
         return self.map.ranges[self.shard]
+
+    @property
+    def buckets(self) -> KeyRange:
+        """The buckets of sparse tables that this shard owns."""
+        return self.map.buckets[self.shard]
 
     def slots_of(self, table: TableSpec) -> tuple[str, ...]:
         """The arrays of a table that change in place: the rule's slots, and the buffer."""
@@ -99,10 +132,18 @@ class ShardSpec(msgspec.Struct, frozen=True):
         return (*table.rule.slot_names, *buffer)
 
     @property
+    def frame_floats(self) -> int:
+        """The floats of the largest frame that a worker's message to the shard may have."""
+        rows = MAX_PART_BYTES // 4 if self.layout.sparse else 0
+        return max(len(self.keys), rows)
+
+    @property
     def arrays_bytes(self) -> int:
         """The most bytes that the arrays of the shard's state take."""
-        slots = max(len(self.slots_of(table)) + table.rule.versions for table in self.tables)
-        return 4 * len(self.keys) * (1 + slots)
+        dense = [table for table in self.tables if not table.is_sparse]
+        slots = max((len(self.slots_of(table)) + table.rule.versions for table in dense), default=0)
+        rows = sum(_rows_bytes(table) for table in self.tables)
+        return 4 * len(self.keys) * (1 + slots) + rows
 
     def prepare(self, backend: Backend = HOST) -> None:
         """Compile the update rules and the expected codecs before the first message arrives.
@@ -113,3 +154,10 @@ class ShardSpec(msgspec.Struct, frozen=True):
         """
         for table in self.tables:
             table.prepare(backend)
+
+
+def _rows_bytes(spec: TableSpec) -> int:
+    """The most bytes of a sparse table's state at a shard, which may hold all of its rows."""
+    if not isinstance(spec.table, SparseTable):
+        return 0
+    return spec.table.rows * (ID_BYTES + 4 * (META_WORDS + spec.row_floats))

@@ -1,13 +1,13 @@
 """The interface of a shard's part of a table, for any kind of table.
 
 A shard holds a part of some of the job's tables. It judges, applies, logs and acknowledges a push
-as one (worker_requests.py, updates.py). Only checking a frame, applying a gradient, and encoding
+as one (worker_requests.py, updates.py). Only checking frames, applying a gradient, and encoding
 and saving what the part holds depend on the kind of table: they are behind this protocol, with one
-implementation for each kind. Dense tables are in dense_part.py.
+implementation for each kind: dense_part.py and sparse_part.py.
 
 The weights of all dense parts are one array, because a version of a shard is immutable and is
 served as a whole (parameters.py). `weights` below is that array at the present version, and `out`
-the next one.
+the next one. The rows of a sparse table change in place, and a part of rows ignores both.
 """
 
 from collections.abc import Sequence
@@ -28,17 +28,22 @@ class TablePart(Protocol):
     """One shard's part of one table; `count` is the number of its updates, `buffered` that of the
     pushes in its buffer. Its guard refuses a squared norm that is not up to `max_squares`.
 
-    `sums`: `apply` takes any number of gradients, returns their squared norms and changes nothing
-    but `out`. Otherwise it takes one, which has been measured before. `copies`: it may have
-    work for `prepare`.
+    `sums`: `apply` returns the gradients' squared norms and changes nothing but `out`. Otherwise
+    they have been measured before. `runs`: it takes any number of gradients, otherwise one.
+    `copies`: it may have work for `prepare`. `dense`: its weights are in the shard's array.
+    `push_frames` and `ask_frames` are the frames of a part in a push, and in a pull.
     """
 
     spec: TableSpec
     count: int
     buffered: int
     copies: bool
+    dense: bool
     sums: bool
+    runs: bool
     max_squares: float
+    push_frames: int
+    ask_frames: int
 
     @property
     def is_prepared(self) -> bool:
@@ -49,40 +54,54 @@ class TablePart(Protocol):
 
     # --- pushes and pulls -----------------------------------------------------------------------
 
-    def check(self, label: str, part: Part, frame: Buffer) -> NDArray[Any]:
+    def check(self, label: str, part: Part, frames: Sequence[Buffer]) -> Any:
         """Decode one part of the push `label`; raises BadMessage and changes nothing."""
 
-    def measure(self, gradient: NDArray[Any]) -> float:
+    def check_room(self, gradients: Sequence[Any]) -> None:
+        """Raise Full unless the part can apply all these gradients, and change nothing."""
+
+    def measure(self, gradient: Any) -> float:
         """The squared norm of a checked gradient."""
+
+    def is_finite(self, gradient: Any) -> bool:
+        """Return whether each value of a gradient is finite."""
+
+    def mean(self, gradients: Sequence[Any], pushes: int) -> Any:
+        """The mean gradient of a round of `pushes`, of which some may leave this part out."""
 
     def apply(
         self,
         weights: Floats,
-        gradients: Sequence[NDArray[Any]],
+        gradients: Sequence[Any],
         out: Floats,
         rate: float,
         read: Floats | None,
     ) -> list[float]:
-        """Update this part by checked gradients; its weights go into `out`.
+        """Update this part by checked gradients, in their order; its weights go into `out`.
 
         `read` is the version that the gradient was computed from (None: the present one).
         """
 
-    def collect(self, gradient: NDArray[Any], factor: float) -> None:
+    def collect(self, gradient: Any, factor: float) -> None:
         """Add `factor` times a gradient to the buffer."""
 
-    def take_buffer(self, size: int) -> NDArray[Any]:
+    def take_buffer(self, size: int) -> Any:
         """The buffer divided by `size`, as a gradient; the buffer is then empty."""
 
     def keep(self, weights: Floats, out: Floats) -> None:
         """Copy this part's weights to the next version, which does not change them."""
 
-    def check_ask(self, ask: AskedPart) -> None:
+    def check_ask(self, ask: AskedPart, frames: Sequence[Buffer]) -> None:
         """Raise BadMessage or BadInput if the part cannot be read as `ask` says."""
 
     def read(
-        self, weights: Floats, version: int, ask: AskedPart, worker: str
-    ) -> tuple[PulledPart, NDArray[Any]]:
+        self,
+        weights: Floats,
+        version: int,
+        ask: AskedPart,
+        frames: Sequence[Buffer],
+        worker: str,
+    ) -> tuple[PulledPart, tuple[NDArray[Any], ...]]:
         """The answer for `worker`; `weights` are those of `version`, in host memory."""
 
     def forget(self, worker: str) -> None:
@@ -100,7 +119,7 @@ class TablePart(Protocol):
         """Raise BadInput unless `restore` can take over these arrays."""
 
     def restore(self, arrays: Arrays, out: Floats, past: Sequence[Floats]) -> None:
-        """Take over what another part's `export` returned; slots that are missing begin at zero.
+        """Take over what another part's `export` returned; missing slots begin at zero.
 
         The weights go into `out`, earlier versions into `past`.
         """

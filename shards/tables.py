@@ -1,4 +1,4 @@
-"""Tables: named sets of parameters, and how a job's dense tables are laid out and partitioned.
+"""Tables: named sets of parameters, and how a job's tables are laid out and partitioned.
 
 A dense table is a list of named tensors. All dense tables of a job are stored one after another in
 one flat float32 arena. Each tensor starts on a multiple of 64 floats, each table and each shard's
@@ -7,24 +7,30 @@ straddles two of them. An arena that is too small for that is cut more finely, d
 4: then each shard has one short block. The gaps hold zeros, and because every update rule maps a
 zero gradient on a zero weight to zero, they stay zero.
 
-A key range is a half-open interval of the arena, or of one table. The shard map says which shard
-owns which range of the arena, without regard to the borders of tables; so a shard holds a section
-of some tables and nothing of others. The map's epoch rises when it changes, and pushes and pulls
-name the epoch of their map.
+A sparse table has a row of floats for each 64-bit id that was ever pushed. It has no place in the
+arena: an id's *bucket* is the top 16 bits of its mixed value, and a shard owns a range of the
+65,536 buckets of all sparse tables.
+
+A key range is a half-open interval of the arena, of one table, or of buckets. The shard map says
+which shard owns which range of the arena and which buckets, without regard to the borders of
+tables; so a shard holds a section of some dense tables and nothing of others, and a part of every
+sparse one. The map's epoch rises when it changes, and pushes and pulls name the epoch of their map.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import prod
+from math import ceil, prod, sqrt
 
 import msgspec
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from cupy_kernels.rows import Ids, mix
 from shards import argument_checks
 from shards.errors import BadInput
+from shards.first_values import FirstValues, Init, Zeros
 
 Buffer = bytes | bytearray | memoryview
 
@@ -35,6 +41,17 @@ MAX_SHARDS = 1024  # every worker has sockets for each
 MAX_FLOATS = 2**40  # 4 TiB; more is a mistake in a shape
 PAGE_FLOATS = 1024  # 4 KB, a page of memory
 MAX_TABLES = 64  # a header names each table that it concerns
+BUCKET_BITS = 16
+BUCKETS = 1 << BUCKET_BITS
+MAX_DIM = 4096
+MAX_ROWS = 2**32 - 2  # a slot is a number of 32 bits, and one means that there is none
+MAX_STORED = 1 << 27
+"""The most rows of a sparse table that are stored, by default."""
+MAX_PART_BYTES = 64 << 20
+"""The most bytes of ids and rows of one sparse table in a message."""
+ID_BYTES = 8
+META_WORDS = 4
+"""The uint32 numbers of a row's meta (sparse_part.py)."""
 _PAGES_A_SHARD = 64  # from this size on, cutting at pages keeps shards even enough
 
 
@@ -82,7 +99,7 @@ class KeyRange(msgspec.Struct, frozen=True, order=True):
         return f"[{self.start}, {self.stop})"
 
 
-class DenseTable(msgspec.Struct, frozen=True):
+class DenseTable(msgspec.Struct, frozen=True, tag_field="kind", tag="dense"):
     """A named set of tensors in one flat padded float32 array."""
 
     name: str
@@ -144,6 +161,58 @@ class DenseTable(msgspec.Struct, frozen=True):
         }
 
 
+class SparseTable(msgspec.Struct, frozen=True, tag_field="kind", tag="sparse"):
+    """A named set of rows of `dim` floats by 64-bit id.
+
+    A row that nobody has pushed has the values that follow from `init`, `seed` and its id. `rows`
+    is the most rows that may be stored, over all shards.
+    """
+
+    name: str
+    dim: int
+    init: Init = Zeros()
+    seed: int = 0
+    rows: int = MAX_STORED
+
+    def __post_init__(self) -> None:
+        subject = f"table {argument_checks.name('SparseTable: name', self.name)}"
+        for field, least, most in (
+            ("dim", 1, MAX_DIM),
+            ("seed", 0, argument_checks.MAX_INT),
+            ("rows", 1, MAX_ROWS),
+        ):
+            value = argument_checks.whole(f"{subject}: {field}", getattr(self, field), least, most)
+            structs.force_setattr(self, field, value)
+        expected = "first values such as Uniform(0.01)"
+        argument_checks.instance(f"{subject}: init", self.init, FirstValues, expected)
+
+    @property
+    def message_rows(self) -> int:
+        """The most rows of the table in one message."""
+        return MAX_PART_BYTES // self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row and its id in a message."""
+        return ID_BYTES + 4 * self.dim
+
+    def most_rows(self, buckets: int) -> int:
+        """The most rows that a shard of this number of buckets stores.
+
+        It is more than its share, because ids spread over the buckets evenly, not equally.
+        """
+        share = self.rows * buckets / BUCKETS
+        return min(self.rows, ceil(share + 6 * sqrt(share) + 1))
+
+
+def buckets_of(ids: Ids) -> NDArray[np.int64]:
+    """The bucket of each id."""
+    return (mix(ids) >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
+
+
+Table = DenseTable | SparseTable
+
+
 class Section(msgspec.Struct, frozen=True):
     """The keys of one table within a range of the arena, where they begin at `start`."""
 
@@ -153,23 +222,40 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """A job's dense tables, one after another in one flat arena."""
+    """A job's dense tables, one after another in one flat arena, and its sparse tables."""
 
     tables: tuple[DenseTable, ...]
+    sparse: tuple[SparseTable, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.tables) <= MAX_TABLES:
-            raise BadInput("tables", expected=f"1 to {MAX_TABLES}", got=len(self.tables))
-        twice = [name for name, count in Counter(self.names).items() if count > 1]
+        count = len(self.tables) + len(self.sparse)
+        if not 1 <= count <= MAX_TABLES:
+            raise BadInput("tables", expected=f"1 to {MAX_TABLES}", got=count)
+        twice = [name for name, count in Counter(self.all_names).items() if count > 1]
         if twice:
             raise BadInput(f"tables: {min(twice)} is named more than once")
         for table in self.tables:
             if not table.tensors:
                 raise BadInput(f"table {table.name}", expected="at least one tensor", got="none")
 
+    @classmethod
+    def of(cls, tables: Iterable[Table]) -> "Layout":
+        """The layout of tables of both kinds, each kind in its order."""
+        tables = list(tables)
+        return cls(
+            tuple(table for table in tables if isinstance(table, DenseTable)),
+            tuple(table for table in tables if isinstance(table, SparseTable)),
+        )
+
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the dense tables, in the arena's order."""
         return tuple(table.name for table in self.tables)
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The names of all tables, the dense ones first."""
+        return (*self.names, *(table.name for table in self.sparse))
 
     @property
     def size(self) -> int:
@@ -200,17 +286,20 @@ class Layout(msgspec.Struct, frozen=True):
         return tuple(sections)
 
     def select(self, tables: Sequence[str]) -> "Layout":
-        """The layout of these tables alone, in this layout's order; raises BadInput."""
+        """The layout of these dense tables alone, in this layout's order, and of all sparse ones.
+
+        Raises BadInput.
+        """
         names = argument_checks.items("tables", tables, "a list of names of tables")
         for name in names:
             self.section(name)
-        return Layout(tuple(table for table in self.tables if table.name in names))
+        return Layout(tuple(table for table in self.tables if table.name in names), self.sparse)
 
     def split(self, arena: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """A view into `arena` for each table: its own flat array."""
         arena = argument_checks.array("arena", arena, self.size)
-        ends = np.cumsum([table.size for table in self.tables])
-        return dict(zip(self.names, np.split(arena, ends[:-1]), strict=True))
+        sections = ((name, self.section(name)) for name in self.names)
+        return {name: arena[keys.start : keys.stop] for name, keys in sections}
 
     def views(self, arena: NDArray[np.float32]) -> dict[str, dict[str, NDArray[np.float32]]]:
         """A view into `arena` for each tensor, by table and name and in its own shape."""
@@ -219,10 +308,21 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class ShardMap(msgspec.Struct, frozen=True):
-    """The range of a job's arena that each shard owns (`ranges[shard]`), in one epoch."""
+    """The range of a job's arena that each shard owns (`ranges[shard]`), in one epoch.
+
+    `buckets` has the range of the buckets of sparse tables that each owns; by default they are cut
+    evenly.
+    """
 
     epoch: int
     ranges: tuple[KeyRange, ...]
+    buckets: tuple[KeyRange, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.buckets:  # also those of a file that was written without them
+            bounds = [BUCKETS * shard // self.shards for shard in range(self.shards + 1)]
+            buckets = tuple(KeyRange(a, b) for a, b in pairwise(bounds))
+            structs.force_setattr(self, "buckets", buckets)
 
     @property
     def shards(self) -> int:
@@ -251,15 +351,18 @@ def cut_evenly(layout: Layout, shards: int, epoch: int = 1) -> ShardMap:
     floats; some shards may then hold only padding.
     """
     size = layout.size
-    most = min(size // FINEST_ALIGNMENT, MAX_SHARDS)
+    finest = size // FINEST_ALIGNMENT
+    most = MAX_SHARDS if layout.sparse else min(finest, MAX_SHARDS)
     shards = argument_checks.whole("shards", shards)
     if not 1 <= shards <= most:
-        subject = f"table{'s' * (len(layout.names) > 1)} {', '.join(layout.names)}"
+        subject = f"table{'s' * (len(layout.all_names) > 1)} {', '.join(layout.all_names)}"
         raise BadInput(subject, expected=f"1 to {most} shards", got=shards)
-    unit = _cut_unit(size, shards)
+    # With sparse tables, a shard may own none of a small arena.
+    owners = min(shards, finest)
+    unit = _cut_unit(size, owners)
     # Multiplied before it is divided, so that the remainder is spread over all shards.
-    bounds = [unit * (size // unit * shard // shards) for shard in range(shards)]
-    bounds.append(size)
+    bounds = [unit * (size // unit * shard // owners) for shard in range(owners)]
+    bounds += [size] * (shards + 1 - owners)
     return ShardMap(epoch, tuple(KeyRange(a, b) for a, b in pairwise(bounds)))
 
 

@@ -23,13 +23,12 @@ from operator import attrgetter
 import msgspec
 from msgspec import structs
 
-from cupy_kernels.ops.updates import mean
 from shards.aggregation import CONSTANT, EACH, WEIGHINGS, Buffer, Round
-from shards.errors import BadInput
+from shards.errors import BadInput, Full
 from shards.ledger import Ledger
 from shards.messages import Push
 from shards.metrics import Metrics
-from shards.parameters import Gradients, ParameterStore
+from shards.parameters import ParameterStore
 from shards.push_checks import Arrived
 from shards.quiesce import QuiesceTracker
 from shards.schedules import Fixed
@@ -69,7 +68,7 @@ class Updates:
         self.set_rate_factor(spec.rate_factor)
         self._weigh = WEIGHINGS[spec.weigh]
         self._constant = spec.weigh == CONSTANT and spec.stale is None
-        self._sums = spec.merge == EACH and self._constant and parameters.sums
+        self._runs = spec.merge == EACH and self._constant and parameters.runs
 
     def set_rate_factor(self, factor: float) -> None:
         """Multiply the rates of the schedules by `factor`, unless the workers have done that."""
@@ -98,7 +97,7 @@ class Updates:
         A run of several has at most one push per worker, which must be its next, and one rate.
         """
         entry = self._ledger.entries.get(message.worker)
-        if not self._sums or entry is None or message.seq != entry.seq + 1:
+        if not self._runs or entry is None or message.seq != entry.seq + 1:
             return False
         steps = self.steps + sum(arrived.message.steps for arrived in run)
         # The ledger learns of the first push only when the run is applied, so it could not judge a
@@ -112,10 +111,13 @@ class Updates:
         """Apply a run of pushes in one pass, or keep the only one for its round.
 
         If the guard refuses the only push, counts that and raises BadInput. If it refuses one of
-        several, returns None and changes nothing; the caller then applies them one by one.
+        several, returns None and changes nothing; the caller then applies them one by one. The same
+        if a sparse table has no room for their rows, which raises Full.
         """
         if self._spec.stale is not None and self._spec.stale.drops(self._staleness(run[0].message)):
             return [self._drop(self._examine(run[0]), now)]
+        if self._parameters.grows and not self._has_room(run):
+            return None
         if self._spec.merge == EACH:
             first = run[0].message
             scale = self._spec.scale if self._constant else self._scale(first)
@@ -146,6 +148,20 @@ class Updates:
         self._parameters.apply(gradients, rates, scale=scale, read_version=read, guarded=False)
         return [self._record_push(measured, measured.norm, before, rates, scale, now)]
 
+    def _has_room(self, run: Sequence[Arrived]) -> bool:
+        """Return whether sparse tables have room for a run; raises Full if not for a single push.
+
+        The pushes of an open round are applied as well, and none of them can be refused any more.
+        """
+        pushes = [arrived.gradients for arrived in (*self.round.values(), *run)]
+        try:
+            self._parameters.check_room(pushes)
+        except Full:
+            if len(run) > 1:
+                return False
+            raise
+        return True
+
     def add_to_round(self, arrived: Arrived) -> None:
         """Keep a push for its round that another copy has judged and keeps too."""
         self.round[arrived.message.worker] = self._measure(arrived)
@@ -165,7 +181,8 @@ class Updates:
                 break
             pushes = [self.round.pop(name) for name in names]
             rates, before = self._rates_at(self.steps), self._parameters.version
-            scale, means = self._spec.scale, _means([arrived.gradients for arrived in pushes])
+            scale = self._spec.scale
+            means = self._parameters.mean([arrived.gradients for arrived in pushes])
             reached = max(self._round_clock(arrived.message) for arrived in pushes)
             # Each push was measured when it was collected, and counts as accepted since.
             self._parameters.apply([means], rates, scale=scale, guarded=False)
@@ -338,9 +355,3 @@ class Updates:
             now=now,
         )
         return Applied(arrived, version, staleness, scale, dropped)
-
-
-def _means(pushes: Sequence[Gradients]) -> Gradients:
-    """The mean of each table over the pushes that include it."""
-    tables = {name for push in pushes for name in push}
-    return {name: mean([push[name] for push in pushes if name in push]) for name in tables}

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shards import push_checks
-from shards.errors import BadInput, Mismatch, Resynchronise
+from shards.errors import BadInput, Full, Mismatch, Resynchronise
 from shards.ledger import Verdict
 from shards.messages import (
     Ack,
@@ -215,11 +215,16 @@ class WorkerRequests:
             or not [worker for worker in self._ledger.active if worker != message.worker]
         )
 
-    def _park(self, sender: bytes, message: Pull | Join, now: float) -> list[Outgoing]:
+    def _park(
+        self,
+        sender: bytes,
+        message: Pull | Join,
+        now: float,
+        frames: Sequence[Buffer] = (),
+    ) -> list[Outgoing]:
         """Park a request; answer a repetition with Parked, which shows that this shard is alive."""
-        return (
-            [] if self.gate.park(sender, message, now) else [self._answer_parked(sender, message)]
-        )
+        is_new = self.gate.park(sender, message, now, frames)
+        return [] if is_new else [self._answer_parked(sender, message)]
 
     def _answer_parked(self, sender: bytes, message: Request) -> Outgoing:
         slowest = self._ledger.min_clock or 0
@@ -255,26 +260,28 @@ class WorkerRequests:
                 out.append(self._admit(waiting.sender, waiting.message))
             else:
                 waited = now - waiting.since
-                answer = self._serving.pull(waiting.message, waited, now)
+                answer = self._serving.pull(waiting.message, waiting.frames, waited, now)
                 out.append(Outgoing(waiting.sender, *answer))
         return out
 
     # --- pulls and pushes -----------------------------------------------------------------------
 
-    def pull(self, sender: bytes, message: Pull, now: float) -> list[Outgoing]:
+    def pull(
+        self, sender: bytes, message: Pull, frames: Sequence[Buffer], now: float
+    ) -> list[Outgoing]:
         """Answer a pull with weights, or park it until the staleness bound allows the answer."""
         self._ledger.identify(message, now + self._spec.lease_s)
         if message.epoch != self._spec.map.epoch:
             raise self._wrong_epoch(message.epoch)
-        # The usual pull asks for all tables as plain floats, and needs no check.
-        if message.parts != self._serving.plain:
-            self._serving.check(message)
+        # The usual pull asks for all dense tables as plain floats, and needs no check.
+        if frames or message.parts != self._serving.plain:
+            self._serving.check(message.parts, frames)
         # Without a bound and a round no pull waits, and the slowest clock, a loop over all workers,
         # need not be known.
         may_wait = self.gate.bound is not None or self._updates.round
         if may_wait and not self.may_answer(message, self._ledger.min_clock):
-            return self._park(sender, message, now)
-        return [Outgoing(sender, *self._serving.pull(message, 0.0, now))]
+            return self._park(sender, message, now, frames)
+        return [Outgoing(sender, *self._serving.pull(message, frames, 0.0, now))]
 
     def examine(
         self,
@@ -312,7 +319,7 @@ class WorkerRequests:
         """Apply a run of pushes, and answer the requests that may pass after it."""
         try:
             applied = self._updates.apply(run, now)
-        except BadInput as error:
+        except (BadInput, Full) as error:
             return [refuse_request(self._part, run[0].sender, run[0].message.request, error)]
         if applied is None:
             return [answer for arrived in run for answer in self.apply([arrived], now)]

@@ -59,7 +59,7 @@ def spec(**options: Any) -> ShardSpec:
         "job": "job",
         "shard": 0,
         "tables": tables,
-        "map": cut_evenly(Layout(tuple(one.table for one in tables)), 1),
+        "map": cut_evenly(Layout.of(one.table for one in tables), 1),
         "bound": 1,
         "workers": 2,
         "build": "build",
@@ -115,6 +115,7 @@ def blank(version: int = 0, spec: ShardSpec | None = None) -> ShardState:
         array_name(one.table, WEIGHTS): np.zeros(len(one.keys), np.float32)
         for one in layout.sections(keys)
     }
+    arrays |= shard_state.empty_tables(layout)
     return ShardState(SavedProgress(version, 0, 0, Ledger()), arrays)
 
 

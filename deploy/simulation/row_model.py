@@ -1,0 +1,184 @@
+"""The oracle of rows by id: plain dicts and loops, independent of the shard's tables.
+
+Push n of worker i by incarnation l changes the rows of `ids_of_push(i, n)`, each by a gradient of
+its own. At the end every row of a shard must equal, to the bit, what the recorded pushes make of
+its first values one after another: its weights, its slots and its count. A row that no push has is
+not there, however often it was pulled.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupy_kernels.rows import Ids
+from deploy.simulation.config import SimulationConfig
+from deploy.simulation.invariants import Promise, Violation
+from ps.session.row_requests import Gather
+from shards.first_values import Uniform
+from shards.row_frames import RowGradient
+from shards.rules import ROW_RULES, Adagrad, RowAdagrad, Rule
+from shards.shard import Shard
+from shards.shard_state import IDS, META, ROWS, of_table
+from shards.tables import KeyRange, SparseTable, buckets_of
+
+F = np.float32
+
+NAME, DIM = "rows", 3
+IDS_PUSHED = range(24)
+NEVER_PUSHED = 10**18
+TABLE = SparseTable(NAME, DIM, Uniform(1.0), seed=5, rows=256)
+
+
+class RowPush(NamedTuple):
+    """A push in a shard's records: the version that it made, and its factor on the rate."""
+
+    version: int
+    worker: int
+    seq: int
+    incarnation: int
+    rate: float
+
+
+def ids_of_push(worker: int, seq: int) -> list[int]:
+    """The ids that a push changes, ascending; every fourth push changes no row."""
+    if seq % 4 == 0:
+        return []
+    count = len(IDS_PUSHED)
+    # One that all workers share, and two that follow the worker.
+    return sorted({seq % 5, (7 * worker + seq) % count, (11 * worker + 5 * seq) % count})
+
+
+def row_of_push(number: int, worker: int, seq: int, incarnation: int) -> NDArray[np.float32]:
+    """The gradient of one row of a push."""
+    values = 1 + worker, seq + number % 3, (1 + incarnation % 5) * (seq % 4)
+    return np.array(values, F)
+
+
+def gradient_of_push(worker: int, seq: int, incarnation: int) -> RowGradient | None:
+    """The gradient of all rows of a push; None if it changes none."""
+    ids = ids_of_push(worker, seq)
+    if not ids:
+        return None
+    rows = [row_of_push(number, worker, seq, incarnation) for number in ids]
+    return RowGradient(np.array(ids, np.uint64), np.array(rows, F))
+
+
+def gather_for(worker: int, clock: int) -> Gather:
+    """What a worker pulls at a clock: some rows that are pushed, and one that never is."""
+    ids = {*ids_of_push(worker, clock + 1), clock % len(IDS_PUSHED), NEVER_PUSHED}
+    return Gather({NAME: np.array(sorted(ids), np.uint64)})
+
+
+def ids_within(buckets: KeyRange) -> list[int]:
+    """The ids of pushes that a shard of these buckets owns."""
+    ids = np.array(IDS_PUSHED, np.uint64)
+    owned = [buckets.start <= bucket < buckets.stop for bucket in buckets_of(ids)]
+    return [int(number) for number in ids[owned]]
+
+
+def first_row(number: int, table: SparseTable = TABLE) -> NDArray[np.float32]:
+    """The first values of an id."""
+    ids: Ids = np.array([number], np.uint64)
+    (row,) = table.init.make_rows(ids, table.dim, table.seed)
+    return np.array(row, F)
+
+
+def check_rows(
+    shard: Shard,
+    setting: SimulationConfig,
+    pushes: Mapping[int, Sequence[RowPush]],
+    where: str,
+) -> None:
+    """Check the rows of a shard against the pushes of each of its ids, in the order applied."""
+    rule = ROW_RULES[setting.rows]()
+    arrays = of_table(shard.parameters.copy(), NAME)
+    held = {number: at for at, number in enumerate(arrays[IDS].tolist())}
+    expected = {number: replay(number, rule, pushed) for number, pushed in pushes.items()}
+    present = {number for number, row in expected.items() if row is not None}
+    if held.keys() != present:
+        raise Violation(
+            Promise.SERIAL,
+            f"{where} holds the rows {sorted(held)}, its pushes make {sorted(present)}",
+        )
+    for number, row in expected.items():
+        if row is None:
+            continue
+        at = held[number]
+        floats, meta = arrays[ROWS][at], arrays[META][at]
+        actual = floats.tobytes(), int(meta[1]), meta[2:3].view(F).tobytes()
+        if actual != (row.floats(rule).tobytes(), row.count, row.row_slot.tobytes()):
+            raise Violation(
+                Promise.SERIAL,
+                f"{where}: row {number} is {floats} after {meta[1]} updates, its pushes make"
+                f" {row.floats(rule)} after {row.count}",
+            )
+
+
+def replay(number: int, rule: Rule, pushes: Sequence[RowPush]) -> "OracleRow | None":
+    """A row after all these pushes; None if none of them changes it.
+
+    Pushes of one version are a round: their mean counts, and zero for one without the row.
+    """
+    row: OracleRow | None = None
+    for version in dict.fromkeys(push.version for push in pushes):
+        together = [push for push in pushes if push.version == version]
+        gradients = [
+            row_of_push(number, push.worker, push.seq, push.incarnation)
+            for push in together
+            if number in ids_of_push(push.worker, push.seq)
+        ]
+        if gradients:
+            total = np.add.reduce(gradients, dtype=np.float64).astype(F)
+            if len(together) > 1 or len(gradients) > 1:
+                total /= F(len(together))
+            row = row or OracleRow(first_row(number))
+            # A push without parts at this shard is recorded with rate 0.
+            row.update(rule, total, F(max(push.rate for push in together)))
+    return row
+
+
+class OracleRow:
+    """One row and its optimiser state, updated value by value."""
+
+    def __init__(self, weights: NDArray[np.float32]) -> None:
+        self.weights = weights.copy()
+        self.square_sum = np.zeros_like(weights)
+        self.row_slot = F(0)
+        self.count = 0
+
+    def update(
+        self,
+        rule: Rule,
+        gradient: NDArray[np.float32],
+        rate: F,
+        decay: F = F(0),  # noqa: B008
+    ) -> None:
+        """Apply one gradient by SGD, Adagrad or RowAdagrad."""
+        self.count += 1
+        steps = gradient if decay == 0 else gradient + decay * self.weights
+        if isinstance(rule, RowAdagrad):
+            self._update_by_row(rule, steps, rate)
+            return
+        for column, g in enumerate(steps):
+            if isinstance(rule, Adagrad):
+                self.square_sum[column] += g * g
+                g /= np.sqrt(self.square_sum[column]) + F(rule.delta)
+            self.weights[column] -= rate * g
+
+    def floats(self, rule: Rule) -> NDArray[np.float32]:
+        """The row as a state has it."""
+        if isinstance(rule, Adagrad):
+            return np.concatenate([self.weights, self.square_sum])
+        return self.weights
+
+    def _update_by_row(self, rule: RowAdagrad, steps: NDArray[np.float32], rate: F) -> None:
+        a = [F(0)] * 8
+        for column, g in enumerate(steps):
+            a[column % 8] += g * g
+        squares = ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
+        self.row_slot += squares * (F(1) / F(len(steps)))
+        factor = rate / (np.sqrt(self.row_slot) + F(rule.delta))
+        for column, g in enumerate(steps):
+            self.weights[column] -= factor * g
