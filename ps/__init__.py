@@ -29,7 +29,7 @@ from ps.snapshots.catalog import Retention, SnapshotCatalog
 from ps.snapshots.manifest import load_snapshot, save_snapshot
 from ps.snapshots.residual_writer import saved_residual
 from ps.start_job import On, local, start
-from ps.tables import Dense, Tables
+from ps.tables import Dense, Sparse, Tables
 from ps.transport.link_model import parse_link
 from ps.worker import AckFuture, PushAck, Worker, WorkerStep
 from shards.aggregation import Buffer, Each, Round
@@ -39,6 +39,7 @@ from shards.errors import (
     Denied,
     DownpourError,
     Fenced,
+    Full,
     Gap,
     GiveUp,
     Mismatch,
@@ -47,6 +48,7 @@ from shards.errors import (
     Retry,
     WrongBuild,
 )
+from shards.first_values import Constant, Normal, Uniform, Zeros
 from shards.gradient_guard import Guard
 from shards.rules import (
     SGD,
@@ -62,6 +64,7 @@ from shards.rules import (
     Momentum,
     Nesterov,
     RMSProp,
+    RowAdagrad,
     UpdateRule,
 )
 from shards.schedules import Exp, Fixed, Inv, MultiStep, Poly, Sigmoid, Step
@@ -83,6 +86,7 @@ __all__ = [
     "Buffer",
     "Cluster",
     "Compression",
+    "Constant",
     "Decay",
     "DecayKind",
     "DelayCompensation",
@@ -96,6 +100,7 @@ __all__ = [
     "Exp",
     "Fenced",
     "Fixed",
+    "Full",
     "Gap",
     "GiveUp",
     "Guard",
@@ -106,6 +111,7 @@ __all__ = [
     "Moved",
     "MultiStep",
     "Nesterov",
+    "Normal",
     "NotReady",
     "On",
     "Poly",
@@ -117,19 +123,23 @@ __all__ = [
     "Retention",
     "Retry",
     "Round",
+    "RowAdagrad",
     "ShardDevice",
     "ShardState",
     "Sigmoid",
     "SnapshotCatalog",
+    "Sparse",
     "Step",
     "Tables",
     "TensorSpec",
     "UnconfirmedHandOver",
+    "Uniform",
     "Unreachable",
     "UpdateRule",
     "Worker",
     "WorkerStep",
     "WrongBuild",
+    "Zeros",
     "__version__",
     "aio",
     "build_id",

@@ -53,7 +53,7 @@ from shards.messages import (
 )
 from shards.plurals import format_count
 from shards.refusals import error_of
-from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
+from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name, empty_tables
 from shards.shard_status import ShardStatus
 from shards.update_records import RECORD
 
@@ -114,7 +114,7 @@ class AdminClient(BoundToProcess, ClosingContext):
                     section.start : section.start + len(section.keys)
                 ]
                 for section in layout.sections(keys)
-            }
+            } | empty_tables(layout)
             self.restore(shard, ShardState(SavedProgress(0, 0, 0, Ledger()), arrays))
 
     def restore(self, shard: int, state: ShardState, *, keep_workers: bool = False) -> None:

@@ -36,6 +36,7 @@ from ps.session import events, reshard_client
 from ps.session.compression import Compression, by_table
 from ps.session.flow_control import MIN_IN_FLIGHT, FlowControl, PrefetchTable, PullKey, Times
 from ps.session.payload_encoder import Gradients
+from ps.session.row_requests import Gather
 from ps.session.session import Session
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
@@ -195,18 +196,22 @@ class Client(BoundToProcess):
         clock: int | None = None,
         *,
         tables: Sequence[str] | None = None,
+        gather: Gather | None = None,
         copy: bool = False,
         timeout_s: float | None = None,
     ) -> PulledWeights:
         """The weights for the step at `clock` (default: the next one); waits at the staleness
         bound. After `timeout_s` seconds it raises ClockTimeout; the call may then be repeated.
 
-        With `tables`, the weights of these tables alone, one after another in the job's order.
-        The array is read-only, and not overwritten while it is referred to; drop it when done. With
-        `copy` it is the caller's own, and writable, as `torch.from_numpy` wants it.
+        With `tables`, the weights of these tables alone, one after another in the job's order; with
+        `gather`, also the `rows` of these ids, of the same version. A call that is repeated has to
+        pass the same `gather`. The array is read-only, and not overwritten while it is referred to;
+        drop it when done. With `copy` it is the caller's own, and writable, as `torch.from_numpy`
+        wants it.
         """
         at = self.clock if clock is None else clock
-        key = at, self._tables if tables is None else self.layout.select(tables).names
+        names = self._tables if tables is None else self.layout.select(tables).names
+        key = PullKey(at, names, gather)
         started, before = self._enter(Pull), self.times.serialise_s
         if not self._prefetched.holds_next(key):
             self._current.send(self._ask(key, time.monotonic()))
@@ -238,7 +243,7 @@ class Client(BoundToProcess):
         Several may be requested. `best_prefetch` is how many steps early each has to be.
         """
         self._check_open()
-        key = clock, self._tables if tables is None else self.layout.select(tables).names
+        key = PullKey(clock, self._tables if tables is None else self.layout.select(tables).names)
         if key not in self._prefetched:
             self._current.send(self._ask(key, time.monotonic()))
 
@@ -262,9 +267,10 @@ class Client(BoundToProcess):
         """Send the gradient of `steps` steps. Waits only while `in_flight` earlier pushes are
         unacknowledged.
 
-        The gradient is one float32 array of all tables, of shape (layout.size,), or a mapping from
-        table names to arrays of shape (table.size,). Tables that it omits do not change. All are
-        applied as one. The array must not change until the push is acknowledged: take it from
+        The gradient is one float32 array of all dense tables, of shape (layout.size,), or a mapping
+        from names to arrays of shape (table.size,), and rows of sparse tables. Tables that it omits
+        do not change. All are applied as one. The array must not change until the push is
+        acknowledged: take it from
         `new_gradient()`, then drop it.
 
         `read_versions`, one per shard, are the versions of the weights that the gradient was
@@ -304,8 +310,10 @@ class Client(BoundToProcess):
         self._pacing.pushes.record_send(request, now)
         self.clock += ticks
         self.step += steps
-        if prefetch is not None and (prefetch, self._tables) not in self._prefetched:
-            sends += self._ask((prefetch, self._tables), now)
+        if prefetch is not None:
+            key = PullKey(prefetch, self._tables)
+            if key not in self._prefetched:
+                sends += self._ask(key, now)
         self._current.send(sends)
         self._pacing.leave(time.monotonic())
 
@@ -343,7 +351,7 @@ class Client(BoundToProcess):
 
     def has_pulled(self) -> bool:
         """Return whether the weights of the next `pull()` were requested and have arrived."""
-        return self._prefetched.has((self.clock, self._tables))
+        return self._prefetched.has(PullKey(self.clock, self._tables))
 
     @property
     def pending_pushes(self) -> int:
@@ -509,7 +517,7 @@ class Client(BoundToProcess):
     # --- requests and answers ---------------------------------------------------------------------
 
     def _ask(self, key: PullKey, now: float) -> list[events.Send]:
-        request, sends = self._current.session.pull(key[0], now, key[1])
+        request, sends = self._current.session.pull(key.clock, now, key.tables, key.gather)
         self._pacing.pulls.record_send(request, now)
         self._prefetched.record_request(key, request)
         return sends
@@ -560,8 +568,8 @@ class Client(BoundToProcess):
         if connection.successors is None:  # it is set if Ctrl-C interrupted an earlier reshard
             if connection.torn:
                 connection.ask_again()
-                for clock, tables in self._prefetched.cancel_all():
-                    self.prefetch(clock, tables)
+                for key in self._prefetched.cancel_all():
+                    self._current.send(self._ask(key, time.monotonic()))
                 connection.torn = False
             connection.turn(self._note, timeout)
         if connection.successors is not None and connection.session.ready is not None:

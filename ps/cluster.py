@@ -16,7 +16,7 @@ from ps.security.keys import address_of
 from ps.session.events import JobEnded
 from ps.snapshots import checked_json
 from ps.snapshots.private_files import check_private, replace_private
-from ps.tables import TableForm
+from ps.tables import RowForm, TableForm
 from ps.whole_files import write_private
 from shards import argument_checks
 from shards.errors import UNDECODABLE, BadInput, DownpourError
@@ -49,7 +49,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     `bound` is the staleness bound in steps, None for none; `endpoints[shard]` is a ZeroMQ address,
     or one that pins a key (keys.py), for which `access` holds the client's keys. For replicated
     shards the endpoints are the first primaries'; the `coordinator` reports the present ones.
-    `forms` has, for tables of the SDK, what the layout lacks: structure, rate, compression.
+    `forms` and `row_forms` have, for dense and sparse tables of the SDK, what the layout lacks:
+    structure, rate, compression.
     `strategy` names the strategy, if the job was started with one, and `workers` is the number of
     workers that it was started for; 0 without a strategy. `max_norms` has the limit of
     each table with a guard that sets one: the largest norm of a shard's section of a gradient.
@@ -63,6 +64,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: str | None = None
     access: Access | None = None
     forms: dict[str, TableForm] = {}
+    row_forms: dict[str, RowForm] = {}
     strategy: str = ""
     workers: int = 0
     max_norms: dict[str, float] = {}

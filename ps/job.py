@@ -30,7 +30,7 @@ from ps.session.compression import Compression
 from ps.session.events import JobEnded
 from ps.storage import Place
 from ps.table_views import TableViews
-from ps.tables import Dense, Tables, tables_of
+from ps.tables import Dense, Sparse, Tables, tables_of
 from ps.transport.link_model import LinkModel
 from ps.worker import Worker
 from shards import argument_checks
@@ -255,12 +255,14 @@ def connect(
     file = None if isinstance(where, Cluster) or is_address(str(where)) else Path(where)
     if tables is None:
         layout, forms = cluster.layout, cluster.forms
-        plain = {
+        plain: dict[str, Dense | Sparse] = {
             table.name: Dense.described(table, forms.get(table.name)) for table in layout.tables
         }
+        for table in layout.sparse:
+            plain[table.name] = Sparse.described(table, cluster.row_forms.get(table.name))
         return Job(cluster, Tables(plain), file)
     described = tables_of(tables)
-    layout_here = Layout(tuple(dense.table(name) for name, dense in described.items()))
+    layout_here = described.layout
     if layout_here != cluster.layout:
         raise BadInput(
             "tables",
@@ -312,18 +314,20 @@ def _suggest_address(where: object) -> str:
 def views_of(tables: Tables) -> TableViews:
     """Where each table's arrays are in the job's arena."""
     return TableViews(
-        {name: (dense.table(name), dense.structure) for name, dense in tables.items()}
+        {name: (dense.table(name), dense.structure) for name, dense in tables.dense.items()},
+        {name: sparse.table(name) for name, sparse in tables.sparse.items()},
     )
 
 
 def compressions(tables: Tables) -> dict[str, Compression | str]:
-    """Each table's compression, by name."""
-    return {name: dense.compression for name, dense in tables.items()}
+    """Each dense table's compression, by name."""
+    return {name: dense.compression for name, dense in tables.dense.items()}
 
 
 def in_words(layout: Layout) -> str:
     """Tables and arrays with their shapes in one line, for errors."""
-    return "; ".join(map(_describe_table, layout.tables))
+    rows = (f"{table.name}(rows of {table.dim})" for table in layout.sparse)
+    return "; ".join([*map(_describe_table, layout.tables), *rows])
 
 
 def _describe_table(table: DenseTable) -> str:

@@ -75,7 +75,10 @@ def shard_specs(
         got = "none" if steps is None else steps
         raise BadInput("bound", expected="0, at which pushes are merged in rounds", got=got)
     job = f"{argument_checks.name('name', name, _NAME_BYTES)}-{secrets.token_hex(8)}"
-    shard_map = cut_evenly(Layout(tuple(table_spec.table for table_spec in described)), shards)
+    shard_map = cut_evenly(Layout.of(table_spec.table for table_spec in described), shards)
+    for table_spec in described:
+        if table_spec.is_sparse:
+            half.check_rows(table_spec.table.name)
     return [
         ShardSpec(
             job=job,
@@ -111,7 +114,9 @@ def expect_compression(
     first = check_specs(specs)[0]
     expected = by_table(compression, first.layout)
     tables = tuple(
-        msgspec.structs.replace(
+        table
+        if table.is_sparse
+        else msgspec.structs.replace(
             table,
             pushed=expected[table.table.name].push_kind,
             pulled=expected[table.table.name].pull,

@@ -9,25 +9,30 @@ here and the one in ps/aio.py drive it.
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cupy_kernels.rows import Ids, find_distinct
 from ps.admin_client import AdminClient
 from ps.closing_context import ClosingContext
 from ps.cluster import Cluster
 from ps.process_owner import BoundToProcess, Opener
+from ps.session import row_requests
 from ps.session.events import Unreachable
+from ps.session.row_requests import GatheredRows, SplitIds
+from ps.step_rows import ids_of, table_of
 from ps.table_views import TableViews
 from ps.transport.link_model import LinkModel
 from ps.transport.shard_connections import ShardConnections
 from ps.transport.transports import Transport
 from shards import argument_checks
 from shards.errors import BadInput, Resynchronise, Retry
-from shards.messages import Read, Refusal, Remedy, Reply, Weights
+from shards.messages import AskedPart, Read, Refusal, Remedy, Reply, Weights
 from shards.refusals import error_of
 from shards.wire_format import Buffer
 
@@ -38,10 +43,15 @@ _QUIESCE_S = 10.0  # after which quiesced shards resume by themselves; half of i
 
 
 class Sent(msgspec.Struct):
-    """One read: the answers so far by shard, when it began, and when it is sent again."""
+    """One read: the answers so far by shard, when it began, and when it is sent again.
+
+    `rows` are the ids to read, split over the `shards`; without any, it reads all dense tables.
+    """
 
     since: float
     again_at: float
+    rows: tuple[SplitIds, ...]
+    shards: tuple[int, ...]
     wait_s: float = _RETRY_S
     answers: dict[int, tuple[Weights, Sequence[Buffer]]] = {}
 
@@ -49,31 +59,51 @@ class Sent(msgspec.Struct):
 class Done(msgspec.Struct, frozen=True):
     """A complete read: each shard's version and frames; or the error that ended it.
 
-    With `moved_to` it is not complete: the job is at the shards of this cluster now.
+    A shard that was not asked has no frames and version 0. With `moved_to` it is not complete: the
+    job is at the shards of this cluster now.
     """
 
     request: int
     versions: tuple[int, ...] = ()
     frames: tuple[Sequence[Buffer], ...] = ()
+    rows: tuple[SplitIds, ...] = ()
     error: Exception | None = None
     moved_to: Cluster | None = None
+
+
+ReadMessage = tuple[int, Read, tuple[Ids, ...]]
+"""A request, the shard that it is for, and its frames."""
 
 
 class ReadRequests:
     """The reads under way of one reader; pure, times are the driver's in seconds."""
 
     def __init__(self, cluster: Cluster, patience_s: float) -> None:
-        self._job = cluster.job
+        self._job, self._layout, self._map = cluster.job, cluster.layout, cluster.map
         self._shards = range(cluster.map.shards)
         self._patience_s = patience_s
         self._last = 0
         self._under_way: dict[int, Sent] = {}
 
-    def begin(self, now: float) -> tuple[int, list[tuple[int, Read]]]:
-        """A new read: its number, and what to send to which shard."""
+    def begin(
+        self, now: float, ids: Mapping[str, Ids] | None = None
+    ) -> tuple[int, list[ReadMessage]]:
+        """A new read: its number, and what to send to which shard.
+
+        It reads the rows of `ids`, which are distinct and ascending, by sparse table, at least one;
+        without them all dense tables. Raises BadInput for more rows than a message holds.
+        """
+        rows = row_requests.split(self._layout, self._map, ids or {})
+        shards = tuple(
+            shard
+            for shard in self._shards
+            if not rows or any(len(part.positions[shard]) for part in rows)
+        )
+        assert shards, "rows of no id need no read"
         self._last += 1
-        self._under_way[self._last] = Sent(now, now + _RETRY_S, answers={})
-        return self._last, [(shard, self._message(self._last)) for shard in self._shards]
+        read = Sent(now, now + _RETRY_S, rows, shards, answers={})
+        self._under_way[self._last] = read
+        return self._last, [self._message(self._last, read, shard) for shard in shards]
 
     def receive(
         self, shard: int, reply: Reply, frames: Sequence[Buffer], now: float
@@ -91,21 +121,23 @@ class ReadRequests:
             return Done(reply.request, error=error_of(reply))
         if isinstance(reply, Weights):
             asked.answers[shard] = (reply, frames)
-        if len(asked.answers) < len(self._shards):
+        if len(asked.answers) < len(asked.shards):
             return None
         del self._under_way[reply.request]
-        answers = [asked.answers[shard] for shard in self._shards]
+        answers = asked.answers
         return Done(
             reply.request,
-            tuple(weights.version for weights, _ in answers),
-            tuple(frames for _, frames in answers),
+            tuple(answers[n][0].version if n in answers else 0 for n in self._shards),
+            tuple(answers[n][1] if n in answers else () for n in self._shards),
+            asked.rows,
         )
 
-    def due(self, now: float) -> tuple[list[tuple[int, Read]], list[Done]]:
+    def due(self, now: float) -> tuple[list[ReadMessage], list[Done]]:
         """The messages to send again now, and the reads that ended because a shard is silent."""
-        sends, ended = [], []
+        sends: list[ReadMessage] = []
+        ended: list[Done] = []
         for request, asked in list(self._under_way.items()):
-            missing = [shard for shard in self._shards if shard not in asked.answers]
+            missing = [shard for shard in asked.shards if shard not in asked.answers]
             if now - asked.since >= self._patience_s:
                 del self._under_way[request]
                 text = f"shard {missing[0]} has not answered a read for {self._patience_s:g} s"
@@ -113,7 +145,7 @@ class ReadRequests:
             elif now >= asked.again_at:
                 asked.wait_s *= 2
                 asked.again_at = now + asked.wait_s
-                sends += [(shard, self._message(request)) for shard in missing]
+                sends += [self._message(request, asked, shard) for shard in missing]
         return sends, ended
 
     @property
@@ -127,8 +159,11 @@ class ReadRequests:
             default=None,
         )
 
-    def _message(self, request: int) -> Read:
-        return Read(request, self._job)
+    def _message(self, request: int, read: Sent, shard: int) -> ReadMessage:
+        asked = [part for part in read.rows if len(part.positions[shard])]
+        parts = [AskedPart(part.table.name) for part in asked]
+        ids = tuple(part.of_shard(shard) for part in asked)
+        return shard, Read(request, self._job, parts), ids
 
 
 class Connection:
@@ -148,9 +183,9 @@ class Connection:
         self.links = self._connections.links
         self.links.await_connections(min(_RETRY_S, patience_s))
 
-    def send(self, sends: Sequence[tuple[int, Read]]) -> None:
-        for shard, message in sends:
-            self.links.send(shard, message)
+    def send(self, sends: Sequence[ReadMessage]) -> None:
+        for shard, message, frames in sends:
+            self.links.send(shard, message, frames)
 
     def arena(self, done: Done) -> Floats:
         """The weights of a complete read, in an array of the caller's own."""
@@ -161,8 +196,39 @@ class Connection:
             self._cluster.map.fill(arena, shard, frames)
         return arena
 
+    def rows(self, done: Done) -> dict[str, GatheredRows]:
+        """The rows of a complete read, by table."""
+        if done.error is not None:
+            raise done.error
+        _, gathered = row_requests.put_together(done.rows, done.frames)
+        return gathered
+
     def close(self) -> None:
         self._connections.close()
+
+
+class MissingRows(StrEnum):
+    """The answer for ids without a stored row: zeros, their first values, or an error."""
+
+    ZERO = "zero"
+    INIT = "init"
+    ERROR = "error"
+
+
+def fill_missing(table: str, ids: Ids, gathered: GatheredRows, missing: MissingRows) -> Floats:
+    """The rows of a table, with those that are not stored as `missing` says; raises BadInput."""
+    unknown = ~gathered.stored
+    if missing is MissingRows.ERROR and unknown.any():
+        first = ids[int(unknown.argmax())]
+        raise BadInput(
+            f"gather: table {table}",
+            expected="rows that are stored",
+            got=f"{np.count_nonzero(unknown)} of {len(ids)} ids without one, such as {first}",
+            hint="missing='init' or 'zero' serves them",
+        )
+    if missing is MissingRows.ZERO:
+        gathered.rows[unknown] = 0
+    return gathered.rows
 
 
 class Reader(BoundToProcess, ClosingContext):
@@ -222,32 +288,65 @@ class Reader(BoundToProcess, ClosingContext):
         shards do not come together, and `ps.errors.Retry` when another operator holds them for
         longer than that, or the read took longer than they wait.
         """
+        return self._build(*self._read_job(None, consistent=consistent), table)
+
+    def gather(
+        self,
+        table: str,
+        ids: Any,
+        *,
+        missing: MissingRows | str = MissingRows.INIT,
+        consistent: bool = False,
+    ) -> Floats:
+        """The present rows of ids of a sparse table, float32 (n, dim), in the order of the ids.
+
+        `ids` are int64 or uint64 of shape (n,), duplicates allowed. For an id whose row nobody has
+        pushed, `missing` gives its first values ("init") or zeros ("zero"), or raises BadInput
+        ("error"). `consistent` is that of `pull`. The array is the caller's own.
+
+        Raises BadInput naming the argument, and as `pull` does.
+        """
+        name = table_of(self._views.sparse, table).name
+        distinct = find_distinct(ids_of(f"gather: {name}", ids))
+        policy = argument_checks.choice("gather: missing", missing, MissingRows)
+        if not len(distinct.ids):
+            return np.zeros((0, self._views.sparse[name].dim), np.float32)
+        connection, done = self._read_job({name: distinct.ids}, consistent=consistent)
+        gathered = connection.rows(done)[name]
+        return fill_missing(name, distinct.ids, gathered, policy)[distinct.inverse]
+
+    def _read_job(
+        self, ids: Mapping[str, Ids] | None, *, consistent: bool
+    ) -> tuple[Connection, Done]:
+        """One read of the job's present shards, of rows or of all dense tables."""
         self._opener.check("the reader", "make another with ps.reader(job)")
         connection = self._connection
         if connection is None:
             raise BadInput("reader: it is closed")
         if not argument_checks.flag("reader: consistent", consistent):
-            return self._build(*self._present(connection), table)
-        return self._build(*self._at_one_cut(connection), table)
+            return self._present(connection, ids)
+        return self._at_one_cut(connection, ids)
 
-    def _at_one_cut(self, connection: Connection) -> tuple[Connection, Done]:
+    def _at_one_cut(
+        self, connection: Connection, ids: Mapping[str, Ids] | None = None
+    ) -> tuple[Connection, Done]:
         """One read of the job's present shards, all of which have applied the same pushes."""
         while True:
-            connection, _ = self._present(connection)
+            connection, _ = self._present(connection, ids)
             present = self._cluster
             try:
-                return connection, self._read_quiesced(connection)
+                return connection, self._read_quiesced(connection, ids)
             except Resynchronise:  # a reshard may have come in between
-                connection, _ = self._present(connection)
+                connection, _ = self._present(connection, ids)
                 if self._cluster is present:
                     raise
 
-    def _read_quiesced(self, connection: Connection) -> Done:
+    def _read_quiesced(self, connection: Connection, ids: Mapping[str, Ids] | None = None) -> Done:
         with AdminClient(self._cluster, patience_s=self._patience_s, check=self._check) as admin:
             admin.quiesce(_QUIESCE_S)
             began = time.monotonic()
             try:
-                done = self._read(connection)
+                done = self._read(connection, ids)
                 took_s = time.monotonic() - began
             finally:
                 admin.resume()
@@ -255,15 +354,17 @@ class Reader(BoundToProcess, ClosingContext):
             raise Retry(f"reader: a consistent read took {took_s:.3g} s, and shards wait for less")
         return done
 
-    def _present(self, connection: Connection) -> tuple[Connection, Done]:
+    def _present(
+        self, connection: Connection, ids: Mapping[str, Ids] | None = None
+    ) -> tuple[Connection, Done]:
         """One read of the job's present shards, which it is followed to."""
-        while (done := self._read(connection)).moved_to is not None:
+        while (done := self._read(connection, ids)).moved_to is not None:
             connection = self._turn_to(done.moved_to)
         return connection, done
 
-    def _read(self, connection: Connection) -> Done:
+    def _read(self, connection: Connection, ids: Mapping[str, Ids] | None = None) -> Done:
         """One read; raises what ends it."""
-        request, sends = self._reads.begin(time.monotonic())
+        request, sends = self._reads.begin(time.monotonic(), ids)
         connection.send(sends)
         while True:
             deadline = self._reads.next_deadline

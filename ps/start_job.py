@@ -40,7 +40,6 @@ from shards.plurals import format_count
 from shards.resumed_state import resume_states
 from shards.shard_state import ShardState
 from shards.spec import ShardSpec, TableSpec
-from shards.tables import Layout
 
 Floats = NDArray[np.float32]
 
@@ -86,7 +85,8 @@ class OwnJob(Job):
         self._stack = stack
         self._ports = 0
         self._hosts: list[LaunchedShards] = []
-        self._forms = {name: dense.form for name, dense in tables.items()}
+        self._forms = {name: dense.form for name, dense in tables.dense.items()}
+        self._row_forms = {name: sparse.form for name, sparse in tables.sparse.items()}
         self._strategy = strategy
         self._ended = False
         self._saved: list[Path] = []
@@ -173,6 +173,7 @@ class OwnJob(Job):
         return msgspec.structs.replace(
             hosts,
             forms=self._forms,
+            row_forms=self._row_forms,
             strategy=self._strategy,
             workers=specs[0].workers if self._strategy else 0,
         )
@@ -201,9 +202,9 @@ def start(
 ) -> Iterator[OwnJob]:
     """Start shards that hold `tables`, and end them on leaving the block.
 
-    `tables` is a `ps.Tables`, one `ps.Dense`, or parameters for one table. `on` is where the shards
-    run: `threads` of this process, `processes` of this machine, or actors of the `ray` that this
-    process is connected to. `staleness` is the bound in steps; None is none, or 0 where the
+    `tables` is a `ps.Tables`, one table, or parameters for one dense table. `on` is where the
+    shards run: `threads` of this process, `processes` of this machine, or actors of the `ray` that
+    this process is connected to. `staleness` is the bound in steps; None is none, or 0 where the
     `server` merges pushes in rounds. `workers` is the expected number of workers, by which
     schedules count iterations. `start` gives tables, by name, other first values than those they
     were described with; `resume` is a snapshot, or the folder of a killed job's logs, from which
@@ -241,17 +242,19 @@ def start(
     stale = stale_limit_of("on_stale", options.pop("on_stale", None))
     half = msgspec.structs.replace(half, stale=stale)
     argument_checks.text("strategy", strategy, "a strategy's name")
+    if described.sparse:
+        half.check_rows(next(iter(described.sparse)))
     if staleness is None and isinstance(half.merge, Round):
         staleness = 0  # the only bound of rounds
     specs = expect_compression(
         shard_specs(
             [
                 TableSpec(
-                    dense.table(table),
-                    *half.settings(dense.rule, dense.rate, dense.decay),
-                    dense.guard,
+                    table.table(table_name),
+                    *half.settings(table.rule, table.rate, table.decay),
+                    table.guard,
                 )
-                for table, dense in described.items()
+                for table_name, table in described.items()
             ],
             shards=shards,
             bound=argument_checks.staleness_bound("staleness", staleness),
@@ -328,9 +331,11 @@ def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:
         raise BadInput(
             "start", expected=f"names of tables, {', '.join(described)}", got=f"{other!r}"
         )
-    arena = Layout(tuple(dense.table(name) for name, dense in described.items())).empty()
+    for name in described.sparse.keys() & values_by_table.keys():
+        raise BadInput(f"start: table {name}", expected="none: its rows begin as `init` says")
+    arena = described.layout.empty()
     views = views_of(described)
-    for name, dense in described.items():
+    for name, dense in described.dense.items():
         views.write(name, values_by_table.get(name, dense.start), arena)
         views.check_finite(name, arena)
     return arena

@@ -1,5 +1,6 @@
 """The arrays of a job's tables within its arena, in the structures that the user gave."""
 
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from ps.pytree import Structure
 from shards import argument_checks
 from shards.errors import BadInput
-from shards.tables import DenseTable, Layout
+from shards.tables import DenseTable, Layout, SparseTable
 
 Floats = NDArray[np.float32]
 
@@ -29,17 +30,18 @@ class TableViews:
     Where each array is in the arena is computed once, because every step needs it.
     """
 
-    def __init__(self, tables: dict[str, tuple[DenseTable, Structure]]) -> None:
-        layout = Layout(tuple(dense for dense, _ in tables.values()))
+    def __init__(
+        self,
+        tables: dict[str, tuple[DenseTable, Structure]],
+        sparse: Mapping[str, SparseTable] | None = None,
+    ) -> None:
+        """`sparse` are the job's sparse tables, which have no place in the arena."""
+        self.sparse = dict(sparse or {})
+        layout = Layout(tuple(dense for dense, _ in tables.values()), tuple(self.sparse.values()))
         self._slices = {
             name: _slices_of(dense, structure, layout.section(name).start)
             for name, (dense, structure) in tables.items()
         }
-
-    @property
-    def first(self) -> str:
-        """The name of the first table."""
-        return next(iter(self._slices))
 
     def name(self, table: str | None) -> str:
         """The name of a table, which may be left out for the only one; raises BadInput."""
@@ -47,17 +49,25 @@ class TableViews:
             (only,) = self._slices
             return only
         if not isinstance(table, str) or table not in self._slices:
-            error = argument_checks.wrong("table", f"one of {', '.join(self._slices)}", table)
+            error = argument_checks.wrong("table", self._expected(table), table)
             error.table = table if isinstance(table, str) else None
             raise error
         return table
 
+    def _expected(self, table: object) -> str:
+        """The tables that could have been meant instead of `table`, for an error."""
+        if isinstance(table, str) and table in self.sparse:
+            return f"a dense table; {table} is sparse: gather and scatter its rows"
+        return f"one of {', '.join(self._slices)}" if self._slices else "a job with a dense table"
+
     def build(self, table: str | None, arena: Floats) -> Any:
         """A table's value, or without a name the only one's, or a dict of the values of all.
 
+        Sparse tables are not among them.
+
         Their float32 arrays are views of `arena`.
         """
-        if table is None and len(self._slices) > 1:
+        if table is None and len(self._slices) != 1:
             return {name: self.build(name, arena) for name in self._slices}
         slices = self._slices[self.name(table)]
         return slices.structure.build(_tensors(slices, arena))
@@ -99,7 +109,7 @@ class TableViews:
 
     def sections(self, tables: set[str], arena: Floats) -> Floats | dict[str, Floats]:
         """The part of `arena` for each of some tables, or the arena itself if they are all."""
-        if len(tables) == len(self._slices):
+        if len(tables) == len(self._slices) and not self.sparse:
             return arena
         return {name: arena[self._slices[name].section] for name in tables}
 

@@ -1,7 +1,8 @@
 """A job's named tables on its shards, as its user describes them.
 
 A `Dense` table holds arrays in the user's own structure (ps/pytree.py), and says how the shards
-update them: rule, rate, weight decay, guard, compression. `Tables` names the tables of a job.
+update them: rule, rate, weight decay, guard, compression. A `Sparse` table holds rows by 64-bit id,
+which come into being when they are first pushed. `Tables` names the tables of a job.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -17,10 +18,11 @@ from ps.pytree import Form, Structure, zeros
 from ps.session.compression import Compression, compression_of
 from shards import argument_checks
 from shards.errors import BadInput
+from shards.first_values import Init, Uniform
 from shards.gradient_guard import Guard
-from shards.rules import Decay, Rule, decay_of, rule_of
+from shards.rules import Decay, Rule, decay_of, row_rule_of, rule_of
 from shards.schedules import Schedule, schedule_of
-from shards.tables import DenseTable, TensorSpec
+from shards.tables import MAX_STORED, DenseTable, Layout, SparseTable, TensorSpec
 
 Floats = NDArray[np.float32]
 
@@ -160,18 +162,101 @@ class Dense:
         return DenseTable(name, self.tensors)
 
 
-class Tables(Mapping[str, Dense]):
-    """The tables of a job, by name: `ps.Tables(net=ps.Dense.like(params), head=...)`.
+class RowForm(msgspec.Struct, frozen=True, kw_only=True):
+    """A `Sparse` as a value that travels: all but what the layout has."""
 
-    An immutable mapping from names to `ps.Dense`, in the order given. Each table has its own rule,
-    rate, decay, guard and compression, and a step pushes to those that it names, as one.
+    rule: dict[str, Any]
+    rate: Schedule
+    decay: Decay
+    guard: Guard
+
+
+class Sparse:
+    """A table of rows by 64-bit id, such as the embeddings of users or of hashed features.
+
+    No vocabulary is needed: a row that nobody has pushed has first values that follow from `init`,
+    `seed` and its id, and it is stored when it is first pushed.
     """
 
-    def __init__(self, tables: Mapping[str, Dense] | None = None, /, **named: Dense) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        rule: Rule | str = "sgd",
+        rate: Schedule | float = 0.01,
+        decay: Decay | float = 0.0,
+        guard: Guard | None = None,
+        init: Init | None = None,
+        seed: int = 0,
+        rows: int = MAX_STORED,
+    ) -> None:
+        """Rows of `dim` float32, 1 to 4,096.
+
+        - `rule`: an update rule that works with rows, `ps.SGD()`, `ps.Adagrad()` or
+          `ps.RowAdagrad()`, or its name; plain SGD.
+        - `rate`: the learning rate, a number or a schedule such as `ps.Step(...)`; 0.01.
+        - `decay`: the weight decay of rows that are pushed, a number for L2, or a `ps.Decay`; none.
+        - `guard`: which gradients are refused, a `ps.Guard`; those that are not finite.
+        - `init`: first values, such as `ps.Normal(0.1)` or `ps.Zeros()`; `ps.Uniform(0.01)`.
+        - `seed`: a whole number; tables of other seeds have other first values.
+        - `rows`: the most rows that may be stored, over all shards; beyond it, pushes of new ids
+          raise `ps.errors.Full`.
+
+        Raises BadInput naming the setting.
+        """
+        self.rule = row_rule_of("rule", rule)
+        self.rate = schedule_of("rate", rate)
+        self.decay = decay_of("decay", decay)
+        self.guard = (
+            Guard() if guard is None else argument_checks.instance("guard", guard, Guard, "a Guard")
+        )
+        settings = Uniform(0.01) if init is None else init, seed, rows
+        self._table = SparseTable(ONLY, dim, *settings)
+
+    @classmethod
+    def described(cls, table: SparseTable, form: RowForm | None) -> "Sparse":
+        """The table of a running job; a rule that this process does not know is the default."""
+        settings: dict[str, Any] = {"init": table.init, "seed": table.seed, "rows": table.rows}
+        if form is None:
+            return cls(table.dim, **settings)
+        sparse = cls(table.dim, rate=form.rate, decay=form.decay, guard=form.guard, **settings)
+        with suppress(msgspec.ValidationError):
+            sparse.rule = msgspec.convert(form.rule, Rule)
+        return sparse
+
+    @property
+    def form(self) -> RowForm:
+        """This description as a value that travels."""
+        rule = msgspec.to_builtins(self.rule)
+        return RowForm(rule=rule, rate=self.rate, decay=self.decay, guard=self.guard)
+
+    @property
+    def dim(self) -> int:
+        """The floats of a row."""
+        return self._table.dim
+
+    def table(self, name: str) -> SparseTable:
+        """The table as the shards know it."""
+        return structs.replace(self._table, name=name)
+
+
+class Tables(Mapping[str, Dense | Sparse]):
+    """The tables of a job, by name: `ps.Tables(net=ps.Dense.like(params), user=ps.Sparse(16))`.
+
+    An immutable mapping from names to `ps.Dense` and `ps.Sparse`, in the order given. Each table
+    has its own rule, rate, decay and guard, and a step pushes to those that it names, as one.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Dense | Sparse] | None = None,
+        /,
+        **named: Dense | Sparse,
+    ) -> None:
         """Take the tables as keywords, or as a dict where a name is not an identifier.
 
         Raises BadInput for no table at all, for a name that is empty, too long or not printable,
-        and for a value that is not a `ps.Dense`.
+        and for a value that is neither a `ps.Dense` nor a `ps.Sparse`.
         """
         if not isinstance(tables, Mapping | None):
             raise argument_checks.wrong("tables", "a dict of ps.Dense by name", tables)
@@ -182,9 +267,25 @@ class Tables(Mapping[str, Dense]):
             )
         for name, table in self._tables.items():
             argument_checks.name("tables: name", name)
-            argument_checks.instance(f"tables: {name}", table, Dense, "a ps.Dense")
+            if not isinstance(table, Dense | Sparse):
+                raise argument_checks.wrong(f"tables: {name}", "a ps.Dense or a ps.Sparse", table)
 
-    def __getitem__(self, name: str) -> Dense:
+    @property
+    def dense(self) -> dict[str, Dense]:
+        """The dense tables, by name."""
+        return {name: table for name, table in self.items() if isinstance(table, Dense)}
+
+    @property
+    def sparse(self) -> dict[str, Sparse]:
+        """The sparse tables, by name."""
+        return {name: table for name, table in self.items() if isinstance(table, Sparse)}
+
+    @property
+    def layout(self) -> Layout:
+        """The tables as the shards know them."""
+        return Layout.of(table.table(name) for name, table in self.items())
+
+    def __getitem__(self, name: str) -> Dense | Sparse:
         return self._tables[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -210,10 +311,10 @@ def _with_buffers(
 
 
 def tables_of(value: object) -> Tables:
-    """The tables in `value`: Tables, one Dense, or parameters for one table named `weights`."""
+    """The tables in `value`: Tables, one table, or parameters for one table named `weights`."""
     if isinstance(value, Tables):
         return value
-    return Tables({ONLY: value if isinstance(value, Dense) else Dense.like(value)})
+    return Tables({ONLY: value if isinstance(value, Dense | Sparse) else Dense.like(value)})
 
 
 def _misfit(table: DenseTable) -> BadInput:

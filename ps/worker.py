@@ -7,6 +7,11 @@
                 step.loss, gradients = value_and_grad(params, batch)
                 step.push(gradients)
 
+    with me.step(samples=len(batch), gather={"user": ids}) as step:
+        rows = step.rows("user")
+        ...
+        step.scatter("user", gradients_of_rows)
+
 A step is one tick of the worker's clock and one push, with all tables that it pushes to. Each shard
 applies its part of the push whole and once. The worker repeats it until every shard has it; if the
 worker dies before that, the push may stay at some shards only, and the worker's next life begins
@@ -32,19 +37,22 @@ from ps import path_checks
 from ps.client import Client
 from ps.process_owner import BoundToProcess
 from ps.session import events
+from ps.session.row_requests import Gather
 from ps.shared_memory.client_buffers import PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.worker_state import Arrays, WorkerState
+from ps.step_rows import RowsOfStep
 from ps.table_views import TableViews
 from shards import argument_checks
 from shards.errors import BadInput, DownpourError, Retry
 from shards.messages import MAX_SAMPLES
 from shards.plurals import format_count
+from shards.row_frames import RowGradient
 
 Floats = NDArray[np.float32]
 
-Gradients = Floats | dict[str, Floats]
-"""A gradient of all tables, or one for each of some."""
+Gradients = Floats | Mapping[str, Floats | RowGradient]
+"""A gradient of all dense tables, or one for each of some tables."""
 
 _NOTHING = object()
 RESULT_S = 60.0
@@ -118,6 +126,7 @@ class Worker(BoundToProcess):
     def __init__(self, client: Client, views: TableViews, prefetch: int) -> None:
         self.client = client
         self._views = views
+        self._no_rows = RowsOfStep(views.sparse)
         self._prefetch = prefetch
         self._unacknowledged: dict[int, AckFuture] = {}
         self._open: WorkerStep | None = None
@@ -164,19 +173,23 @@ class Worker(BoundToProcess):
         """The transport of the arrays to and from each shard: `shm`, `ipc` or `tcp`."""
         return self.client.transports
 
-    def step(self, *, samples: int = 0) -> "WorkerStep":
+    def step(self, *, samples: int = 0, gather: Mapping[str, Any] | None = None) -> "WorkerStep":
         """One step: pull, compute, push, and one tick of the clock.
 
-        `samples` counts the examples in it, for the records. All gradients that the step was given
-        are sent on leaving the block, as one push.
+        `samples` counts the examples in it, for the records. `gather` has, by sparse table, the ids
+        of the rows that the step reads and may change: int64 or uint64 of shape (n,), duplicates
+        allowed. All gradients that the step was given are sent on leaving the block, as one push.
+
+        Raises BadInput for another table, and for ids of another dtype or shape.
         """
-        if type(samples) is not int or not 0 <= samples <= MAX_SAMPLES:
-            try:
+        try:
+            if type(samples) is not int or not 0 <= samples <= MAX_SAMPLES:
                 samples = argument_checks.whole("samples", samples, 0, MAX_SAMPLES)
-            except BadInput as error:
-                error.worker = self.name
-                raise
-        return WorkerStep(self, samples)
+            rows = self._no_rows if gather is None else RowsOfStep(self._views.sparse, gather)
+        except BadInput as error:
+            error.worker = self.name
+            raise
+        return WorkerStep(self, samples, rows)
 
     def pull(self, *, timeout_s: float = PULL_S) -> Any:
         """The weights outside a step, for evaluation, in the structures that were given.
@@ -251,9 +264,11 @@ class Worker(BoundToProcess):
             shares = event.duplicates > 0, event.scale, event.dropped > 0
             future._ack = PushAck(event.seq, event.versions, event.staleness, age_s, *shares)
 
-    def _pull(self, timeout_s: float) -> PulledWeights:
+    def _pull(self, timeout_s: float, gather: Gather | None) -> PulledWeights:
         client = self.client
-        pulled = client.pull(timeout_s=timeout_s)
+        pulled = client.pull(timeout_s=timeout_s, gather=gather)
+        if gather is not None:
+            return pulled  # the ids of later steps are not known
         for further in range(1, self._prefetch + 1):
             client.prefetch(client.clock + further)
         return pulled
@@ -279,8 +294,9 @@ class WorkerStep(BoundToProcess):
 
     _is_a, _instead = "a step", "make a worker of ps.connect there"
 
-    def __init__(self, worker: Worker, samples: int) -> None:
+    def __init__(self, worker: Worker, samples: int, rows: RowsOfStep) -> None:
         self.loss = 0.0
+        self._rows = rows
         self._worker = worker
         self._views = worker._views
         self._samples = samples
@@ -293,7 +309,8 @@ class WorkerStep(BoundToProcess):
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else "open" if self._worker._open is self else "not begun"
-        pushes = f"gradients of {', '.join(sorted(self._pushed))}" if self._pushed else "nothing"
+        tables = sorted({*self._pushed, *self._rows.gradients})
+        pushes = f"gradients of {', '.join(tables)}" if tables else "nothing"
         pulled = "pulled" if self.pulled else "not pulled"
         return f"<step of worker {self._worker.name}: {state}, {pulled}, {pushes} to push>"
 
@@ -342,13 +359,36 @@ class WorkerStep(BoundToProcess):
         All tables of a step are of one version at each shard. Float32 arrays of NumPy are read-only
         and never change, also after the step: copy what you want to write.
         """
+        return self._views.build(table, self._pull_once(timeout_s).weights)
+
+    def rows(self, table: str, *, timeout_s: float = PULL_S) -> Floats:
+        """The rows of the step's ids of a sparse table, float32 (n, dim), in the order of the ids.
+
+        They are copies, of the same version as the dense tables that the step pulls. A row that
+        nobody has pushed yet has its first values. It waits as `pull` does.
+        """
+        distinct = self._rows.find(table)
+        pulled = self._pull_once(timeout_s)
+        return pulled.rows[table].rows[distinct.inverse]
+
+    def scatter(self, table: str, gradient: Any) -> None:
+        """Give the step the gradients of the rows of its ids, float32 (n, dim), in their order.
+
+        Rows of the same id are added up. They are sent with the gradients of the other tables, as
+        one push. Raises BadInput naming the table for another shape or dtype, for values that are
+        not finite, and for a second call.
+        """
+        self._check_open()
+        self._rows.scatter(table, gradient)
+
+    def _pull_once(self, timeout_s: float = PULL_S) -> PulledWeights:
         self._check_open()
         if self._pulled is None:
             if timeout_s != PULL_S:
                 timeout_s = argument_checks.seconds("pull: timeout_s", timeout_s, zero=True)
-            self._pulled = self._worker._pull(timeout_s)
+            self._pulled = self._worker._pull(timeout_s, self._rows.gather)
             self._pulled_at = time.monotonic()
-        return self._views.build(table, self._pulled.weights)
+        return self._pulled
 
     def gradients(self, table: str | None = None) -> Any:
         """Zeroed, writable arrays to fill in place of a `push`: what they hold is pushed.
@@ -402,7 +442,7 @@ class WorkerStep(BoundToProcess):
     def _finish(self) -> None:
         """Push what the step was given; a step that was given nothing only ticks the clock."""
         if self._pulled is None:
-            self.pull(self._views.first)
+            self._pull_once()
         loss: float = self.loss
         gradients: Gradients = {}
         if type(loss) is not float:
@@ -411,6 +451,9 @@ class WorkerStep(BoundToProcess):
             gradients = self._views.sections(self._pushed, self._arena)
             for name in self._pushed:
                 self._check_finite(name, self._arena, loss)
+        if self._rows.gradients:
+            assert isinstance(gradients, dict), "a job with rows pushes its tables by name"
+            gradients = {**gradients, **self._rows.gradients}
         self._ack = self._worker._push(gradients, self._samples, loss, self._pulled_at)
 
     def _check_finite(self, table: str, arena: Floats, loss: float) -> None:

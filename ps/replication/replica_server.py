@@ -66,7 +66,7 @@ class ReplicaServer(ServerThread):
             keys=keys,
         )
         drop_with(self, context, self._shard_endpoint.all_sockets)
-        floats = len(spec.keys)
+        floats = spec.frame_floats
         pinned = address_of(coordinator).key
         self._peers = PeerLink(spec.job, boot, floats, bind, keys, pinned, spec.workers)
         super().__init__(f"copy-{boot}", context, logger(__name__, job=spec.job, shard=spec.shard))

@@ -62,7 +62,7 @@ class ShardFrontend:
         memory is shared.
         """
         tune_malloc()
-        floats = len(spec.keys)
+        floats = spec.frame_floats
         self.sharing = ShardSide(spec.job, enabled=transport.shares, otherwise=otherwise)
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
         self._gatherer = Gatherer(_SPARE_BYTES + _WEIGHTS * 4 * floats, guarded=True)

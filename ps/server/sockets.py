@@ -31,7 +31,10 @@ _TOGETHER = 8  # most arrays of a shard's size in one message: several pushes, o
 
 
 def max_arrays_bytes(shard_floats: int) -> int:
-    """The most bytes that the arrays of one message to a shard may take."""
+    """The most bytes that the arrays of one message to a shard may take.
+
+    `shard_floats` are those of the largest frame.
+    """
     return _TOGETHER * 4 * shard_floats
 
 
@@ -65,7 +68,7 @@ class ShardSockets:
         address is taken, or if `store` cannot be read.
         """
         self._context, self._options = context, options
-        self._arrays_bytes = max_arrays_bytes(len(spec.keys))
+        self._arrays_bytes = max_arrays_bytes(spec.frame_floats)
         self._workers = spec.workers
         self._accepted: list[Accepted] = []
         self._store = store

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
+from ps.session.row_requests import GatheredRows
 from shards.errors import GiveUp, Retry
 from shards.messages import FromWorker, Kind
 from shards.wire_format import Buffer
@@ -41,7 +42,8 @@ class Pulled(msgspec.Struct, frozen=True):
     """Pull `request` of `tables` is complete, with one version and the frames of each shard.
 
     The frames are payloads, checked and unpacked, one for each section of these tables that the
-    shard holds; `kinds` has the kind of each table (payloads.py).
+    shard holds; `kinds` has the kind of each table (payloads.py). `rows` are those of sparse tables
+    that were asked for.
     """
 
     request: int
@@ -50,6 +52,7 @@ class Pulled(msgspec.Struct, frozen=True):
     waited_s: float
     tables: tuple[str, ...]
     kinds: Mapping[str, Kind]
+    rows: Mapping[str, GatheredRows] = {}
 
 
 class Pushed(msgspec.Struct, frozen=True):

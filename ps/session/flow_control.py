@@ -22,10 +22,12 @@ that number is used.
 
 import math
 from collections import deque
+from typing import NamedTuple
 
 import msgspec
 
 from ps.session.events import Pulled
+from ps.session.row_requests import Gather
 from shards.errors import BadInput
 from shards.messages import Pull, Push
 
@@ -210,8 +212,12 @@ def max_in_flight(floats: int) -> int:
     return max(MIN_IN_FLIGHT, min(_MAX_IN_FLIGHT, _MEMORY_BYTES // (4 * max(1, floats))))
 
 
-PullKey = tuple[int, tuple[str, ...]]
-"""The clock of a step, and the tables of which it reads the weights."""
+class PullKey(NamedTuple):
+    """The clock of a step, the dense tables of which it reads the weights, and the rows."""
+
+    clock: int
+    tables: tuple[str, ...]
+    gather: Gather | None = None
 
 
 class PrefetchTable:
@@ -229,7 +235,7 @@ class PrefetchTable:
     def holds_next(self, key: PullKey) -> bool:
         """Return whether these weights, the next ones, were requested; cancels those before."""
         if len(self._requested) > (key in self._requested):
-            self.drop_before(key[0])
+            self.drop_before(key.clock)
         return key in self._requested
 
     def record_request(self, key: PullKey, request: int) -> None:
@@ -261,7 +267,7 @@ class PrefetchTable:
     def drop_before(self, clock: int) -> None:
         """Cancel the weights for clocks before this one."""
         for past in tuple(self._requested):
-            if past[0] < clock:
+            if past.clock < clock:
                 request = self._requested.pop(past)
                 if self._arrived.pop(request, None) is None:
                     self._cancelled.add(request)
@@ -269,7 +275,7 @@ class PrefetchTable:
     def cancel_all(self) -> list[PullKey]:
         """Cancel all requests; returns what they were for."""
         keys = list(self._requested)
-        self.drop_before(max([clock for clock, _ in keys], default=0) + 1)
+        self.drop_before(max([key.clock for key in keys], default=0) + 1)
         return keys
 
     def restart(self) -> list[PullKey]:

@@ -10,6 +10,7 @@ from ps.session.events import Departed, Event, Frames, Pulled, Pushed
 from ps.session.membership import Membership
 from ps.session.payload_encoder import PayloadEncoder
 from ps.session.retransmit import RetransmitTable
+from ps.session.row_requests import GatheredRows, SplitIds, put_together
 from shards.errors import BadMessage
 from shards.messages import Ack, FromWorker, Leave, Left, Pull, Push, Reply, Weights
 from shards.wire_format import Buffer
@@ -32,6 +33,7 @@ class InflightRequest(msgspec.Struct):
     since: float
     clock: int
     tables: tuple[str, ...]
+    rows: tuple[SplitIds, ...]
     answers: dict[int, tuple[Reply, Sequence[Buffer]]]
     damaged: tuple[Frames, ...] = ()
 
@@ -56,13 +58,18 @@ class InflightRequests:
         self._others: dict[int, InflightRequest] = {}
 
     def begin(
-        self, kind: type[FromWorker], now: float, clock: int, tables: tuple[str, ...] = ()
+        self,
+        kind: type[FromWorker],
+        now: float,
+        clock: int,
+        tables: tuple[str, ...] = (),
+        rows: tuple[SplitIds, ...] = (),
     ) -> int:
         """Open a request and return its number."""
         assert self._registration.ready is not None, "the driver waits for Ready first"
         request = self._outstanding.count()
         of_kind = self.pushes if kind is Push else self._others
-        of_kind[request] = InflightRequest(kind, now, clock, tables, {})
+        of_kind[request] = InflightRequest(kind, now, clock, tables, rows, {})
         return request
 
     def record_answer(
@@ -102,8 +109,12 @@ class InflightRequests:
         membership = self._registration
         membership.reached = max(membership.reached, asked.clock + membership.ahead + 1)
         versions, waited_s = tuple(map(_VERSION, replies)), max(map(_WAITED_S, replies))
-        frames_of = tuple(map(tuple, payloads))
-        return [Pulled(request, versions, frames_of, waited_s, asked.tables, self._encoder.arrives)]
+        frames_of: tuple[tuple[Buffer, ...], ...] = tuple(map(tuple, payloads))
+        rows: dict[str, GatheredRows] = {}
+        if asked.rows:
+            frames_of, rows = put_together(asked.rows, frames_of)
+        arrives = self._encoder.arrives
+        return [Pulled(request, versions, frames_of, waited_s, asked.tables, arrives, rows)]
 
     def mark_damaged(self, request: int, part: Frames) -> bool:
         """A shard refused its part of `request`; returns whether this is the first part to be
@@ -113,12 +124,12 @@ class InflightRequests:
         asked.damaged += (part,)
         return len(asked.damaged) == 1
 
-    def repeat_pulls(self) -> list[tuple[int, int, tuple[str, ...]]]:
-        """Discard the answers of every pull; returns the number, clock and tables of each."""
+    def repeat_pulls(self) -> list[tuple[int, int, tuple[str, ...], tuple[SplitIds, ...]]]:
+        """Discard the answers of every pull; returns the number, clock, tables and rows of each."""
         pulls = [(number, asked) for number, asked in self._others.items() if asked.kind is Pull]
         for _, asked in pulls:
             asked.answers.clear()
-        return [(number, asked.clock, asked.tables) for number, asked in pulls]
+        return [(number, asked.clock, asked.tables, asked.rows) for number, asked in pulls]
 
 
 def _make_pushed(request: int, acks: Sequence[Ack], took_s: float) -> Pushed:

@@ -19,20 +19,26 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cupy_kernels.rows import Ids
+from ps.session import row_requests
 from ps.session.compression import Compression
 from ps.session.error_feedback import ErrorFeedback, check_squares
 from ps.session.events import Frames
+from ps.session.row_requests import Gather, SplitIds
 from shards import delta_pulls, payloads, zstd_frames
 from shards.errors import BadInput, BadMessage
 from shards.gradient_guard import Guard
 from shards.messages import AskedPart, Kind, Part, PulledPart, Weights
+from shards.row_frames import RowGradient
 from shards.tables import KeyRange, Layout, ShardMap
 from shards.wire_format import Buffer
 
 Floats = NDArray[np.float32]
 
-Gradients = Mapping[str, Floats]
-"""A gradient for each table that is pushed: flat float32 of the table's size."""
+Gradients = Mapping[str, Any]
+"""A gradient for each table that is pushed: flat float32 of the table's size, or a RowGradient."""
+
+_ANY_FINITE = Guard()
 
 
 class PulledView(msgspec.Struct, frozen=True):
@@ -120,6 +126,8 @@ class PayloadEncoder:
             for keys in shard_map.ranges
         ]
         self._all = layout.names
+        self._layout, self._map = layout, shard_map
+        self._sparse = {table.name: table for table in layout.sparse}
         self._asks = [[section.ask for section in sections] for sections in self._sections]
         self._keys = [
             {section.table: section.keys for section in sections} for sections in self._sections
@@ -145,8 +153,12 @@ class PayloadEncoder:
                 return {name: gradient[part] for name, part in self._slices.items()}
             return dict.fromkeys(self._sizes, gradient)
         for name, array in gradient.items():
+            if name in self._sparse:
+                assert isinstance(array, RowGradient), "the driver has summed the rows by id"
+                continue
             if name not in self._sizes:
-                raise BadInput("push", expected=f"tables {', '.join(self._sizes)}", got=name)
+                known = ", ".join(self._layout.all_names)
+                raise BadInput("push", expected=f"tables {known}", got=name)
             fits = array.shape == (self._sizes[name],) and array.dtype == np.float32
             if not (fits and array.flags.c_contiguous):
                 raise BadInput(
@@ -159,27 +171,32 @@ class PayloadEncoder:
     def write(
         self, gradients: Gradients, seq: int, *, plain: bool
     ) -> list[tuple[list[Part], Frames]]:
-        """Encode push `seq`: for each shard its parts, and a frame for each.
+        """Encode push `seq`: for each shard its parts, and the frames of each.
 
         Raises BadInput if a gradient is not finite or a shard would refuse it; then nothing has
         changed. `plain` is for a push that has been accepted before.
         """
         feedback = None if plain else self.feedback
         checks = len(self._sections) > 1 and not plain
+        rows = self.split_rows(gradients) if self._sparse else ()
         if checks:
+            for part in rows:
+                self._check_rows(part, gradients[part.table.name].rows, seq)
             for name, gradient in gradients.items():
+                if name in self._sparse:
+                    continue
                 # A compressed gradient is checked as the shards will decode it, after it was
                 # encoded.
                 if feedback is None or name not in feedback.tables:
                     self._check(name, gradient, seq)
         if feedback is None:
-            return self._encode(gradients, None, plain=plain)
+            return self._encode(gradients, rows, None, plain=plain)
         feedback.begin(gradients, seq)
         limited = feedback.tables.keys() & self._limits.keys() & gradients.keys() if checks else ()
         # Encoding changes the residuals in place: a push that a limit refuses afterwards needs them
         # back.
         before = {name: array.copy() for name, array in feedback.state().items() if limited}
-        written = self._encode(gradients, feedback, plain=plain)
+        written = self._encode(gradients, rows, feedback, plain=plain)
         try:
             for name in limited:
                 self._check_encoded(name, written, seq)
@@ -187,6 +204,24 @@ class PayloadEncoder:
             feedback.restore(before)
             raise
         return written
+
+    def split_rows(self, gradients: Gradients) -> tuple[SplitIds, ...]:
+        """The ids of sparse tables in a push, split over the shards; raises BadInput."""
+        ids = {name: gradients[name].ids for name in self._sparse if name in gradients}
+        return row_requests.split(self._layout, self._map, ids)
+
+    def split_gather(self, gather: Gather | None) -> tuple[SplitIds, ...]:
+        """The ids to read, split over the shards; raises BadInput."""
+        if gather is None:
+            return ()
+        return row_requests.split(self._layout, self._map, gather.ids)
+
+    def _check_rows(self, part: SplitIds, rows: Floats, seq: int) -> None:
+        """Raise BadInput if a shard would refuse its rows of a table."""
+        table = part.table.name
+        limit = self._limits.get(table, _ANY_FINITE)
+        for positions in part.positions:
+            check_squares(table, rows[positions].reshape(-1), seq, limit)
 
     def _check(self, table: str, gradient: Floats, seq: int) -> None:
         """Raise BadInput if a shard would refuse its section of a table's plain gradient."""
@@ -214,11 +249,16 @@ class PayloadEncoder:
                 check_squares(table, section, seq, self._limits[table])
 
     def _encode(
-        self, gradients: Gradients, feedback: ErrorFeedback | None, *, plain: bool
+        self,
+        gradients: Gradients,
+        rows: Sequence[SplitIds],
+        feedback: ErrorFeedback | None,
+        *,
+        plain: bool,
     ) -> list[tuple[list[Part], Frames]]:
         packs = self._packs and not plain
         written: list[tuple[list[Part], Frames]] = []
-        for sections in self._sections:
+        for shard, sections in enumerate(self._sections):
             parts: list[Part] = []
             frames: list[NDArray[Any]] = []
             for section in sections:
@@ -231,6 +271,12 @@ class PayloadEncoder:
                     payload = zstd_frames.pack(payload)
                 parts.append(section.plain if plain else section.encoded)
                 frames.append(payload)
+            for split in rows:
+                where, buckets = split.positions[shard], self._map.buckets[shard]
+                if len(where):
+                    parts.append(Part(split.table.name, Kind.F4, buckets.start, buckets.stop))
+                    # A copy for each shard: its frame has to be contiguous.
+                    frames += split.ids[where], gradients[split.table.name].rows[where]
             written.append((parts, tuple(frames)))
         return written
 
@@ -246,22 +292,38 @@ class PayloadEncoder:
                 asks.append(msgspec.structs.replace(ask, base=view.number) if view else ask)
         return asks
 
+    def row_asks(
+        self, shard: int, rows: Sequence[SplitIds]
+    ) -> tuple[list[AskedPart], tuple[Ids, ...]]:
+        """The parts and frames of a pull of rows from a shard; none for a table without any."""
+        asked = [split for split in rows if len(split.positions[shard])]
+        parts = [AskedPart(split.table.name) for split in asked]
+        return parts, tuple(split.of_shard(shard) for split in asked)
+
     def read(
-        self, reply: Weights, asks: Sequence[AskedPart], frames: Sequence[Buffer]
+        self,
+        reply: Weights,
+        asks: Sequence[AskedPart],
+        asked_frames: Frames,
+        frames: Sequence[Buffer],
     ) -> tuple[Weights, Sequence[Buffer]] | None:
         """The payloads in an answer, checked; changes are applied and returned as whole weights.
 
+        `asked_frames` are the ids of rows that were asked for, of which the answer has two frames.
         None if they are changes to a view that this worker lacks because that answer was lost.
         Raises BadMessage.
         """
         payload_frames: list[Buffer] = []
-        version = reply.version
-        if len(reply.parts) != len(asks) or len(frames) != len(asks):
+        version, dense = reply.version, len(asks) - len(asked_frames)
+        expected = dense + 2 * len(asked_frames)
+        if len(reply.parts) != len(asks) or len(frames) != expected:
             raise BadMessage(
-                f"weights: expected {len(asks)} parts and frames,"
+                f"weights: expected {len(asks)} parts and {expected} frames,"
                 f" got {len(reply.parts)} and {len(frames)}"
             )
-        for ask, part, frame in zip(asks, reply.parts, frames, strict=True):
+        if asked_frames:
+            self._check_rows_read(reply, asks[dense:], asked_frames, frames[dense:])
+        for ask, part, frame in zip(asks[:dense], reply.parts, frames, strict=False):
             keys = self._keys[reply.shard][ask.table]
             if part.table != ask.table or part.start != keys.start or part.stop != keys.stop:
                 raise BadMessage(
@@ -282,9 +344,32 @@ class PayloadEncoder:
                 # counts, so that the staleness of the push is never understated.
                 payload, version = view.weights.view(np.uint8), min(version, view.version)
             payload_frames.append(payload.data)
+        payload_frames += frames[dense:]
         if version != reply.version:
             reply = msgspec.structs.replace(reply, version=version)
         return reply, payload_frames
+
+    def _check_rows_read(
+        self,
+        reply: Weights,
+        asks: Sequence[AskedPart],
+        asked_frames: Frames,
+        frames: Sequence[Buffer],
+    ) -> None:
+        """Raise BadMessage unless an answer has the rows of these ids."""
+        parts = reply.parts[-len(asks) :]
+        for number, (ask, part, ids) in enumerate(zip(asks, parts, asked_frames, strict=True)):
+            table, buckets = self._sparse[ask.table], self._map.buckets[reply.shard]
+            edges = part.table, part.kind, part.start, part.stop
+            if edges != (ask.table, Kind.F4, buckets.start, buckets.stop):
+                raise BadMessage(f"weights: expected rows of buckets {buckets}, got {part}")
+            sizes = [memoryview(frame).nbytes for frame in frames[2 * number : 2 * number + 2]]
+            expected = [4 * table.dim * len(ids), -(-len(ids) // 8)]
+            if sizes != expected:
+                raise BadMessage(
+                    f"weights: rows of table {ask.table}: expected frames of {expected} bytes,"
+                    f" got {sizes}"
+                )
 
 
 def _section(table: str, keys: KeyRange, compression: Compression) -> _Section:

@@ -17,6 +17,7 @@ from ps.session.flow_control import PushTimes
 from ps.session.session import Session
 from shards import payloads
 from shards.messages import Push
+from shards.row_frames import RowGradient
 from shards.tables import KeyRange
 
 Floats = NDArray[np.float32]
@@ -26,7 +27,7 @@ class CarriedPush(msgspec.Struct, frozen=True):
     """A push to repeat: its message, and the gradients as the shards would have decoded them."""
 
     message: Push
-    gradients: dict[str, Floats]
+    gradients: dict[str, Floats | RowGradient]
     read_versions: tuple[int, ...]
 
 
@@ -86,11 +87,22 @@ def collect_pushes(former: Session, after: int) -> list[CarriedPush]:
 def _whole(former: Session, parts: Mapping[int, tuple[Push, Frames]]) -> CarriedPush:
     sizes = {table.name: table.size for table in former.layout.tables}
     gradients: dict[str, Floats] = {}
+    rows: dict[str, list[Frames]] = {}
     for message, frames in parts.values():
-        for part, frame in zip(message.parts, frames, strict=True):
+        remaining = iter(frames)
+        for part in message.parts:
+            frame = next(remaining)
+            if part.table not in sizes:
+                rows.setdefault(part.table, []).append((frame, next(remaining)))
+                continue
             keys = KeyRange(part.start, part.stop)
             payload = payloads.validate("push", part.kind, part.zstd, keys, frame.data)
             whole = gradients.setdefault(part.table, np.zeros(sizes[part.table], np.float32))
             payloads.decode(part.kind, payload, whole[part.start : part.stop])
+    row_gradients: dict[str, RowGradient] = {}
+    for table, pairs in rows.items():
+        ids, values = map(np.concatenate, zip(*pairs, strict=True))
+        order = np.argsort(ids)
+        row_gradients[table] = RowGradient(ids[order], values[order])
     versions = tuple(parts[shard][0].read_version for shard in range(former.map.shards))
-    return CarriedPush(parts[0][0], gradients, versions)
+    return CarriedPush(parts[0][0], {**gradients, **row_gradients}, versions)

@@ -41,7 +41,8 @@ from ps.session.inflight import InflightRequests
 from ps.session.membership import Membership
 from ps.session.payload_encoder import Gradients, PayloadEncoder
 from ps.session.retransmit import RetransmitTable, UnansweredMessage
-from shards.errors import BadInput, BadMessage, Mismatch
+from ps.session.row_requests import Gather, SplitIds
+from shards.errors import BadInput, BadMessage, Full, Mismatch
 from shards.messages import (
     PROTOCOL,
     Ack,
@@ -128,18 +129,24 @@ class Session:
         return [self._greet(shard, now) for shard in self._shards]
 
     def pull(
-        self, clock: int, now: float, tables: tuple[str, ...] | None = None
+        self,
+        clock: int,
+        now: float,
+        tables: tuple[str, ...] | None = None,
+        gather: Gather | None = None,
     ) -> tuple[int, list[Send]]:
-        """Request the weights of a step at `clock`, of all or some tables; `Pulled` follows once
-        the staleness bound allows it.
+        """Request the weights of a step at `clock`, of all or some dense tables, and the rows of
+        `gather`; `Pulled` follows once the staleness bound allows it.
 
-        Several pulls may be in flight; each is answered under its own request number.
+        Several pulls may be in flight; each is answered under its own request number. Raises
+        BadInput for more rows than a message holds.
         """
+        rows = self.encoder.split_gather(gather)
         if self._registration.follows:
             self._registration.reads_at(clock)
         names = self._tables if tables is None else tables
-        request = self._requests.begin(Pull, now, clock, names)
-        return request, self._ask_weights(request, clock, names, now)
+        request = self._requests.begin(Pull, now, clock, names, rows)
+        return request, self._ask_weights(request, clock, names, rows, now)
 
     def push(
         self,
@@ -158,7 +165,8 @@ class Session:
         """Send a gradient; `Pushed` follows.
 
         It is one float32 array of all tables, of shape (layout.size,), or one of shape
-        (table.size,) for each of some tables; the others then do not change.
+        (table.size,) for each of some tables; the others then do not change. Rows of a sparse table
+        are a RowGradient.
 
         `read_versions` are the versions, one per shard, of the weights that it was computed from.
         `clock` and `step` are the worker's once it is applied. The arrays must not change until
@@ -305,7 +313,7 @@ class Session:
                 if reply.boot != self._boots[shard]:
                     return [], []
                 asks = pending.message.parts if isinstance(pending.message, Pull) else ()
-                read = self.encoder.read(reply, asks, frames)
+                read = self.encoder.read(reply, asks, pending.frames, frames)
                 sends: list[Send] = []
                 events: list[Event] = []
                 if read is None:
@@ -428,8 +436,8 @@ class Session:
                 self._outstanding.remove(shard, message.request)
         return [
             send
-            for request, clock, tables in self._requests.repeat_pulls()
-            for send in self._ask_weights(request, clock, tables, now)
+            for request, clock, tables, rows in self._requests.repeat_pulls()
+            for send in self._ask_weights(request, clock, tables, rows, now)
         ]
 
     def _make_relocated(self, frames: Sequence[Buffer]) -> Event:
@@ -465,7 +473,7 @@ class Session:
                 ):
                     return []
                 return [self._greet(shard, now)]
-            case Remedy.BAD_INPUT if isinstance(pending.message, Push):
+            case Remedy.BAD_INPUT | Remedy.FULL if isinstance(pending.message, Push):
                 return self._on_damaged(shard, reply, pending, now)
             case _:
                 raise error_of(reply)
@@ -495,7 +503,8 @@ class Session:
         first = self._requests.mark_damaged(pending.asked, pending.frames)
         self._outstanding.empty(pending, now)
         if first:
-            error = BadInput(f"shard {shard}: {reply.text}")
+            kind = Full if reply.remedy is Remedy.FULL else BadInput
+            error = kind(f"shard {shard}: {reply.text}")
             error.shard = shard
             raise error
         return []
@@ -515,11 +524,21 @@ class Session:
     # --- requests and answers ---------------------------------------------------------------------
 
     def _ask_weights(
-        self, asked: int, clock: int, tables: tuple[str, ...], now: float
+        self,
+        asked: int,
+        clock: int,
+        tables: tuple[str, ...],
+        rows: tuple[SplitIds, ...],
+        now: float,
     ) -> list[Send]:
         """Request the weights of pull `asked` from every shard, under a fresh request number."""
         request, membership, sends = self._outstanding.count(), self._registration, []
         for shard in self._shards:
+            asks = self.encoder.asks(shard, tables)
+            frames: Frames = ()
+            if rows:
+                row_asks, frames = self.encoder.row_asks(shard, rows)
+                asks = [*asks, *row_asks]
             message = Pull(
                 request,
                 self.job,
@@ -528,9 +547,9 @@ class Session:
                 membership.boots[shard],
                 self.map.epoch,
                 clock + membership.ahead,
-                self.encoder.asks(shard, tables),
+                asks,
             )
-            send = self._outstanding.add(shard, asked, message, (), now)
+            send = self._outstanding.add(shard, asked, message, frames, now)
             if shard in membership.joined:
                 sends.append(send)
         return sends
@@ -543,5 +562,5 @@ class Session:
         parts = [msgspec.structs.replace(ask, base=0) for ask in pending.message.parts]
         replaced = {"request": self._outstanding.count(), "parts": parts}
         pull = msgspec.structs.replace(pending.message, **replaced)
-        send = self._outstanding.add(shard, pending.asked, pull, (), now)
+        send = self._outstanding.add(shard, pending.asked, pull, pending.frames, now)
         return [send] if shard in self._registration.joined else []

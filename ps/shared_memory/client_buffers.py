@@ -6,6 +6,7 @@ contiguous there. Otherwise the client uses arrays of its own, which are recycle
 refers to them any more.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -14,23 +15,26 @@ from numpy.typing import NDArray
 
 from ps.session.events import Pulled
 from ps.session.payload_encoder import Gradients
+from ps.session.row_requests import GatheredRows
 from ps.shared_memory.worker_side import WorkerSide
 from shards import payloads
 from shards.buffer_pool import Allocator, Buffers, heap_allocator
 from shards.messages import Kind
+from shards.row_frames import RowGradient
 from shards.tables import Layout, ShardMap
 
 Floats = NDArray[np.float32]
 
 
 class PulledWeights(msgspec.Struct, frozen=True):
-    """Pulled weights: one flat array of the tables in `layout`, and the version of each shard's
-    part.
+    """Pulled weights: one flat array of the dense tables in `layout`, the version of each shard's
+    part, and the rows that were gathered, by table.
     """
 
     weights: Floats
     versions: tuple[int, ...]
     layout: Layout
+    rows: Mapping[str, GatheredRows] = {}
 
 
 class ClientBuffers:
@@ -68,6 +72,8 @@ class ClientBuffers:
             return gradient
         if isinstance(gradient, np.ndarray):
             return self._sharing.place(gradient)
+        if any(isinstance(array, RowGradient) for array in gradient.values()):
+            return gradient  # rows are not in shared memory, so all of it goes through the socket
         return self._sharing.place_tables(gradient, self._layout)
 
     def assemble(self, pulled: Pulled) -> PulledWeights:
@@ -83,7 +89,7 @@ class ClientBuffers:
                     payload = np.frombuffer(frame, np.uint8)
                     payloads.decode(pulled.kinds[table], payload, arena[where])
             whole = _read_only(arena)
-        return PulledWeights(whole, pulled.versions, target.layout)
+        return PulledWeights(whole, pulled.versions, target.layout, pulled.rows)
 
     def _target(self, tables: tuple[str, ...]) -> "_Target":
         """Where the frames of these tables go."""
@@ -103,6 +109,8 @@ class ClientBuffers:
 
     def _whole(self, pulled: Pulled) -> Floats | None:
         """The weights as one read-only array where they arrived, if they are contiguous there."""
+        if not pulled.tables:
+            return None
         for table in pulled.tables:
             if pulled.kinds[table] is not Kind.F4:
                 return None

@@ -52,7 +52,7 @@ class ShardSide:
 
     def buffers(self, floats: int) -> Buffers:
         """Buffers for weights to send: in a segment, or in other memory if there is none."""
-        if not self._enabled:
+        if not self._enabled or not floats:
             return Buffers(floats, self._otherwise)
         try:
             self._segment = ShmSegment(self._job, floats, _VERSIONS)

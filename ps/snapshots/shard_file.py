@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from math import prod
 from typing import Annotated, Any
 
 import msgspec
@@ -32,6 +33,7 @@ CHUNK_BYTES = 4 << 20
 _SAVED, _METADATA = "saved", "__metadata__"
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
+_MOST_AXES = 2  # rows of a sparse table have two
 _HELPERS = 2  # threads that compute checksums in parallel with the reading thread
 
 _DTYPES = {
@@ -108,9 +110,9 @@ def read_state(store: Store, part: StateFile, layout: Layout, keys: KeyRange) ->
             )
         for section in layout.sections(keys):
             for slot, array in of_table(arrays, section.table).items():
-                if len(array) != len(section.keys):
+                if array.shape != (len(section.keys),):
                     name = array_name(section.table, slot)
-                    raise ValueError(f"{name} of {len(array)} values for {len(section.keys)} keys")
+                    raise ValueError(f"{name} of shape {array.shape}, {len(section.keys)} keys")
     return ShardState(owned.saved, arrays)
 
 
@@ -176,16 +178,16 @@ def _header(metadata: str, arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 def _array(data: memoryview, tensor: _Tensor) -> NDArray[Any]:
     start, stop = tensor.data_offsets
-    if tensor.dtype not in _STRINGS or len(tensor.shape) != 1:
+    if tensor.dtype not in _STRINGS or not 1 <= len(tensor.shape) <= _MOST_AXES:
         raise ValueError(f"a tensor of {tensor.dtype} and shape {list(tensor.shape)}")
-    dtype = np.dtype(_STRINGS[tensor.dtype])
-    if not start <= stop <= len(data) or stop - start != dtype.itemsize * tensor.shape[0]:
-        raise ValueError(f"a tensor of {tensor.shape[0]} values at [{start}, {stop})")
-    return np.frombuffer(data[start:stop], dtype)
+    dtype, count = np.dtype(_STRINGS[tensor.dtype]), prod(tensor.shape)
+    if not start <= stop <= len(data) or stop - start != dtype.itemsize * count:
+        raise ValueError(f"a tensor of {count} values at [{start}, {stop})")
+    return np.frombuffer(data, dtype, count, start).reshape(tensor.shape)
 
 
 def _bytes(array: NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(array).data.cast("B")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 # --- chunks and their checksums -------------------------------------------------------------------

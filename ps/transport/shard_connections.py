@@ -145,10 +145,11 @@ class ShardConnections:
         room.
         """
         near = any(at.startswith("ipc:") for at in self.endpoints)
-        if not self._transport.shares or not near:
+        floats = self._cluster.layout.size
+        if not self._transport.shares or not near or not floats:
             return None
         try:
-            return WorkerSide(self._cluster.job, self._cluster.layout.size, gradients)
+            return WorkerSide(self._cluster.job, floats, gradients)
         except OSError as error:
             if self._transport is Transport.AUTO:
                 return None

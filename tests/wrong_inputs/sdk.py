@@ -90,6 +90,8 @@ class Env(NamedTuple):
     own: OwnJob
     worker: ps.Worker
     reader: ps.Reader
+    rows: ps.Worker
+    row_reader: ps.Reader
     solver: Path
 
 
@@ -104,7 +106,11 @@ def environment(folder: Path) -> Iterator[Env]:
         cluster = stack.enter_context(local_shards(specs))
         console = stack.enter_context(ps.AdminClient(cluster))
         job = ps.connect(cluster)
-        own = stack.enter_context(ps.local(ps.Dense.zeros({"w": 3}), shards=2))
+        own = stack.enter_context(
+            ps.local(ps.Tables(net=ps.Dense.zeros({"w": 3}), user=ps.Sparse(3)), shards=2)
+        )
+        rows_of_own = stack.enter_context(own.worker("rows"))
+        row_reader = stack.enter_context(own.reader())
         me = stack.enter_context(job.worker("of the job"))
         compressed = stack.enter_context(job.worker("packed", compression="int8"))
         reader = stack.enter_context(job.reader())
@@ -113,6 +119,9 @@ def environment(folder: Path) -> Iterator[Env]:
         for one in (me, compressed):
             with one.step() as step:
                 step.pull()
+        with rows_of_own.step(gather={"user": [1]}) as step:
+            step.rows("user")
+        row_reader.gather("user", [1])
         yield Env(
             folder,
             table,
@@ -124,6 +133,8 @@ def environment(folder: Path) -> Iterator[Env]:
             own,
             me,
             reader,
+            rows_of_own,
+            row_reader,
             solver,
         )
 
@@ -511,6 +522,23 @@ def _started_jobs(env: Env) -> dict[str, Target]:
             {"shapes": "shapes", "settings": ""},
             {"shapes": "shapes|params|TensorSpec|tensor w"},
         ),
+        "Sparse": Target(
+            ps.Sparse,
+            _with(ps.Sparse, dim=3),
+            {
+                "dim": "1..",
+                "rule": "rule",
+                "rate": "schedule",
+                "decay": "decay",
+                "guard": "object?",
+                "init": "object?",
+                "seed": "0..",
+                "rows": "1..",
+            },
+        ),
+        "Uniform": Target(ps.Uniform, ps.Uniform, {"scale": "0.. number"}),
+        "Normal": Target(ps.Normal, ps.Normal, {"deviation": "0.. number"}),
+        "Constant": Target(ps.Constant, ps.Constant, {"value": "number"}),
         "Tables": Target(ps.Tables, _first(ps.Tables), {"tables": "tables", "named": ""}),
         "TableSpec": Target(
             TableSpec,
@@ -589,9 +617,9 @@ def _workers(env: Env) -> dict[str, Target]:
     me = env.worker
     gradient = {"w": np.zeros(TABLE_SIZE, np.float32)}
 
-    def step(call: str, **base: Any) -> Callable[..., Any]:
+    def step(call: str, by: ps.Worker = me, **base: Any) -> Callable[..., Any]:
         def act(**wrong: Any) -> Any:
-            with me.step() as step:
+            with by.step(gather=None if by is me else {"user": [1]}) as step:
                 return getattr(step, call)(**{**base, **wrong})
 
         return act
@@ -603,7 +631,29 @@ def _workers(env: Env) -> dict[str, Target]:
 
     table = {"table": "table name?"}
     return {
-        "Worker.step": Target(me.step, _with(me.step), {"samples": "0.."}),
+        "Worker.step": Target(
+            env.rows.step,
+            _with(env.rows.step),
+            {"samples": "0..", "gather": "gathers?"},
+            {"gather": "gather|table"},
+        ),
+        "WorkerStep.rows": Target(
+            ps.WorkerStep.rows,
+            step("rows", env.rows, table="user"),
+            {"table": "table name", "timeout_s": "0 seconds"},
+        ),
+        "WorkerStep.scatter": Target(
+            ps.WorkerStep.scatter,
+            step("scatter", env.rows, table="user", gradient=np.zeros((1, 3), np.float32)),
+            {"table": "table name", "gradient": "row gradient"},
+            {"gradient": "rows of table user"},
+        ),
+        "Reader.gather": Target(
+            env.row_reader.gather,
+            _with(env.row_reader.gather, table="user", ids=[1]),
+            {"table": "table name", "ids": "ids", "missing": "choice", "consistent": "flag"},
+            {"ids": "gather"},
+        ),
         "Worker.pull": Target(me.pull, _with(me.pull), {"timeout_s": "0 seconds"}),
         "Worker.save": Target(env.compressed.save, _with(env.compressed.save), {"path": "path"}),
         "Worker.restore": Target(

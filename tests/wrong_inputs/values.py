@@ -24,6 +24,11 @@ _TEXT: tuple[Any, ...] = (*_ANY, None, 3, 1.5, [], b"w", True)
 _NO_DICT: tuple[Any, ...] = (Other(), Other, 3, 1.5, "nope", [3], b"w", True, nan)
 TABLE_SIZE = 1024
 
+_IDS = (
+    *(Other(), None, 3, "ab", [1.5], [[1], [2, 3]], ["a"], {"a": 1}, [10**30]),
+    *(np.zeros(3), np.zeros(3, np.int32), np.zeros((2, 2), np.int64)),
+)
+
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "whole": _WHOLE,
     "0..": (*_WHOLE, -1),
@@ -212,6 +217,13 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     ),
     "table specs": (*_ANY, None, 3, "w", [], ["w"], {"t": ps.TensorSpec("w", (3,))}),
     "table name": (Other(), Other, 3, 1.5, "", "nope", "a\nb", [], b"w", True, {}),
+    "ids": _IDS,
+    "gathers": (*_NO_DICT, {"nope": [1]}, {3: [1]}, *({"user": ids} for ids in _IDS)),
+    "row gradient": (
+        *(Other(), None, 3, "ab", [], [1.0], [[1.0, 2.0]], [["a", "b", "c"]]),
+        *(np.zeros((1, 3)), np.zeros((1, 2), np.float32), np.zeros(3, np.float32)),
+        np.full((1, 3), nan, np.float32),
+    ),
     "compressions": (*({name: "int8"} for name in ("nope", 3)), {"wrong": 3}, {"wrong": "nope"}),
     "speeds": (*_NO_DICT, *({"w": speed} for speed in (Other(), None, "a", nan, inf, -1, 0))),
 }

@@ -13,7 +13,6 @@ import ps
 from ps import path_checks
 from ps.storage import content_of, open_store
 from shards.errors import BadInput, GiveUp
-from shards.tables import Layout
 
 _SUFFIX = ".safetensors"
 _MAX_BYTES = 1 << 40
@@ -101,15 +100,14 @@ def _list_names(names: Iterable[str]) -> str:
 
 def _views(tables: ps.Tables, arena: NDArray[np.float32]) -> Iterator[tuple[str, Any]]:
     """The arrays of an arena by the names that they have in a file."""
-    layout = Layout(tuple(dense.table(name) for name, dense in tables.items()))
-    for table, views in layout.views(arena).items():
+    for table, views in tables.layout.views(arena).items():
         for name, view in views.items():
             yield f"{table}.{name}" if len(tables) > 1 else name, view
 
 
 def _arrays(tables: ps.Tables, params: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:
     several = len(tables) > 1
-    for table, dense in tables.items():
+    for table, dense in tables.dense.items():
         described = dense.table(table)
         arena = described.empty()
         views = described.views(arena)

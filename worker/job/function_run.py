@@ -32,7 +32,7 @@ from ps.tables import tables_of
 from shards import argument_checks
 from shards.errors import BadInput
 from shards.spec import TableSpec
-from shards.tables import DenseTable, Layout
+from shards.tables import DenseTable
 from worker import spark
 from worker.callbacks.base import Parameters, WatchedRun, settings_of, watching
 from worker.callbacks.progress_line import progress_of
@@ -276,9 +276,9 @@ def table_format(uri: str) -> str:
 
 def first_values(tables: ps.Tables) -> Floats:
     """The arena of all tables with the values that they were described with; raises BadInput."""
-    arena = Layout(tuple(dense.table(name) for name, dense in tables.items())).empty()
+    arena = tables.layout.empty()
     views = views_of(tables)
-    for name, dense in tables.items():
+    for name, dense in tables.dense.items():
         views.write(name, dense.start, arena)
     return arena
 
@@ -304,11 +304,15 @@ def function_job(
     train: Train, args: Any, tables: ps.Tables, options: FunctionOptions, workers: int
 ) -> Job:
     """The job in which workers run a function on these tables."""
+    for name in tables.sparse:
+        expected = "dense tables: a run takes no rows yet; workers of ps.start and ps.connect do"
+        raise BadInput(f"tables: {name}", expected=expected, got="a ps.Sparse")
     specs = tuple(
         TableSpec(dense.table(name), dense.rule, dense.rate, dense.decay, dense.guard)
-        for name, dense in tables.items()
+        for name, dense in tables.dense.items()
     )
     first = specs[0]
+    assert isinstance(first.table, DenseTable)
     return Job(
         model=partial(TableModel, first.table),
         plan=Plan(
@@ -335,7 +339,7 @@ def function_job(
         function=FunctionTask(
             train=train,
             args=args,
-            tables=ps.Tables({name: _without_start(dense) for name, dense in tables.items()}),
+            tables=ps.Tables({name: _without_start(dense) for name, dense in tables.dense.items()}),
             workers=workers,
             folder=str(Path.cwd()),
         ),

@@ -80,7 +80,7 @@ def beginning(
     if weights is not None:
         raise BadInput("start", expected="weights or a snapshot to resume", got="both")
     manifest, states = resume.manifest, resume.states
-    check_fit(resume.place, manifest, Layout(tuple(table_spec.table for table_spec in tables)), job)
+    check_fit(resume.place, manifest, Layout.of(table_spec.table for table_spec in tables), job)
     versions = [state.saved.version for state in states]
     spec, *_ = job.specs(tables)
     if job.rate_factor is not None:  # the options say all, also of what an operator had changed

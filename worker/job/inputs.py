@@ -53,7 +53,7 @@ def prepare(
     folder = None if logs is None else path_checks.path("logs", logs)
     model = job.driver_model or build_model(job.model)
     tables = job.tables_of(model.table)
-    layout = Layout(tuple(spec.table for spec in tables))
+    layout = Layout.of(spec.table for spec in tables)
     if weights is not None:
         weights = argument_checks.array("weights", weights, layout.size)
     job.plan.strategy.check(job.bound, job.plan.prefetch)

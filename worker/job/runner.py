@@ -23,6 +23,7 @@ from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.wal.job_logs import drop_logs
 from shards import argument_checks
 from shards.spec import ShardSpec, TableSpec
+from shards.tables import Layout
 from worker import spark
 from worker.data.source import Source
 from worker.job import initial_state
@@ -294,7 +295,7 @@ def _patience_s(job: Job, tables: Sequence[TableSpec]) -> float:
         return _BACK_S
     if not runtime.durability.keeps_log:
         return _ANSWER_S
-    return recovery_s(sum(spec.table.size for spec in tables), [one.rule for one in tables])
+    return recovery_s(Layout.of(spec.table for spec in tables).size, [one.rule for one in tables])
 
 
 def _make_absolute(path: str | Path | None) -> str | None:

@@ -81,7 +81,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         chosen = self.links.build_compression()
         if self.function is None or chosen != Compression():
             return chosen
-        return {name: dense.compression for name, dense in self.function.tables.items()}
+        return {name: dense.compression for name, dense in self.function.tables.dense.items()}
 
     @property
     def keeps_own_state(self) -> bool:

@@ -126,10 +126,10 @@ def loop(
 
 
 def only_table(label: str, job: ps.Job) -> tuple[str, ps.Dense]:
-    """The table of a job with one, and its name; raises BadInput, naming `label`, for several."""
-    if len(job.tables) != 1:
-        raise BadInput(label, expected="a job with one table", got=", ".join(job.tables))
-    ((name, dense),) = job.tables.items()
+    """The table of a job with one dense one, and its name; else raises BadInput, naming `label`."""
+    if len(job.tables) != 1 or job.tables.sparse:
+        raise BadInput(label, expected="a job with one dense table", got=", ".join(job.tables))
+    ((name, dense),) = job.tables.dense.items()
     return name, dense
 
 

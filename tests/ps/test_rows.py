@@ -1,0 +1,195 @@
+"""Rows of sparse tables through the SDK: gather, scatter, readers, reshards, what is refused."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ps
+from shards.first_values import Uniform
+from shards.rules import RowAdagrad
+from shards.tables import SparseTable
+from tests.support.row_oracle import RowOracle
+
+DIM, RATE, SEED = 3, 0.5, 7
+IDS = np.array([5, -1, 5, 2**62, 9, -1, 77], np.int64)
+
+
+def tables(**options: Any) -> ps.Tables:
+    user = ps.Sparse(
+        DIM, rule=ps.RowAdagrad(), rate=RATE, init=ps.Uniform(0.1), seed=SEED, **options
+    )
+    return ps.Tables(net=ps.Dense.zeros({"w": (4,)}, rate=RATE), user=user)
+
+
+def oracle() -> RowOracle:
+    return RowOracle(SparseTable("user", DIM, Uniform(0.1), SEED), RowAdagrad())
+
+
+def push_to(rows: RowOracle, ids: np.ndarray[Any, Any], gradient: np.ndarray[Any, Any]) -> None:
+    """Push the sums of the rows of each id to the oracle."""
+    distinct = np.unique(ids.view(np.uint64))
+    sums = [gradient[ids.view(np.uint64) == number].sum(0, np.float64) for number in distinct]
+    rows.push(distinct, np.array(sums, np.float32), RATE)
+
+
+def gradient_of(seed: int, count: int = len(IDS)) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal((count, DIM)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=[(1, "tcp"), (3, "tcp"), (2, "ipc"), (2, "auto")], ids=str)
+def job(request: pytest.FixtureRequest) -> Iterator[ps.Job]:
+    shards, transport = request.param
+    with ps.local(tables(), shards=shards, transport=transport) as job:
+        yield job
+
+
+def test_rows_and_weights_of_one_step(job: ps.Job) -> None:
+    """Each step reads and changes rows in the order of its ids, with a dense table, as one push."""
+    rows = oracle()
+    with job.worker("w0") as me:
+        for seed in range(3):
+            gradient = gradient_of(seed)
+            with me.step(samples=7, gather={"user": IDS}) as step:
+                weights = step.pull("net")["w"]
+                assert np.array_equal(step.rows("user"), rows.gather(IDS.view(np.uint64)))
+                assert weights.tolist() == [-RATE * seed] * 4
+                step.push("net", {"w": np.ones(4, np.float32)})
+                step.scatter("user", gradient)
+            push_to(rows, IDS, gradient)
+            ack = step.ack.result()
+            assert (ack.seq, ack.duplicate) == (seed + 1, False)
+    with ps.reader(job) as reader:
+        assert np.array_equal(reader.gather("user", IDS), rows.gather(IDS.view(np.uint64)))
+        assert reader.pull()["w"].tolist() == [-RATE * 3] * 4
+        unknown = np.array([5, 10**12], np.uint64)
+        zero = reader.gather("user", unknown, missing="zero")
+        assert zero[1].tolist() == [0] * DIM
+        assert np.array_equal(zero[0], rows.rows[5].weights)
+        init = reader.gather("user", unknown, missing="init", consistent=True)
+        assert np.array_equal(init, rows.gather(unknown))
+        with pytest.raises(ps.BadInput, match="1 of 2 ids without one, such as 1000000000000"):
+            reader.gather("user", unknown, missing="error")
+        assert reader.gather("user", []).shape == (0, DIM)
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        (np.arange(3, dtype=np.int32), "expected int64 or uint64 of shape (n,), got int32"),
+        (np.zeros(3), "got float64 of shape (3,)"),
+        (np.zeros((3, 2), np.int64), "got int64 of shape (3, 2)"),
+        ([[1, 2], [3]], "gather: user: expected int64 or uint64 of shape (n,)"),
+        ("abc", "gather: user: expected int64 or uint64 of shape (n,)"),
+    ],
+)
+def test_ids_that_are_none(job: ps.Job, ids: object, text: str) -> None:
+    """Ids of another dtype or shape are refused in one line, before anything is sent."""
+    with job.worker("w1") as me, pytest.raises(ps.BadInput) as raised:
+        me.step(gather={"user": ids})
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "text"),
+    [
+        (gradient_of(0, 3), "expected float32 of shape (7, 3), a row for each id, got float32"),
+        (gradient_of(0).astype(np.float64), "got float64 of shape (7, 3)"),
+        (np.full((7, 3), np.nan, np.float32), "got NaN or infinity in the row of id 5"),
+    ],
+)
+def test_gradients_that_are_none(job: ps.Job, gradient: np.ndarray[Any, Any], text: str) -> None:
+    """Rows of another number or dtype, or that are not finite, are refused; the step can end."""
+    with job.worker("w2") as me:
+        with me.step(gather={"user": IDS}) as step, pytest.raises(ps.BadInput) as raised:
+            step.scatter("user", gradient)
+        assert text in str(raised.value)
+        step.ack.result()
+
+
+def test_rows_are_not_weights(job: ps.Job) -> None:
+    """A sparse table is gathered, not pulled; a dense one pulled, not gathered; each says so."""
+    with job.worker("w3") as me:
+        with me.step() as step:
+            with pytest.raises(ps.BadInput, match="user is sparse: gather and scatter its rows"):
+                step.pull("user")
+            with pytest.raises(ps.BadInput, match="a step with its ids"):
+                step.rows("user")
+        with pytest.raises(ps.BadInput, match="one of the sparse tables user, got 'net'"):
+            me.step(gather={"net": IDS})
+
+
+def test_a_job_of_rows_alone() -> None:
+    """A job may have no dense table; its rows are resharded with their optimiser state."""
+    rows = oracle()
+    alone = ps.Tables(user=tables()["user"])
+    with ps.local(alone, shards=2) as job, job.worker("w0") as me:
+        for seed, shards in enumerate((1, 3, None)):
+            gradient = gradient_of(seed)
+            with me.step(gather={"user": IDS}) as step:
+                assert np.array_equal(step.rows("user"), rows.gather(IDS.view(np.uint64)))
+                step.scatter("user", gradient)
+            push_to(rows, IDS, gradient)
+            me.flush()
+            if shards is not None:
+                job.reshard(shards)
+        with job.reader() as reader:
+            assert np.array_equal(reader.gather("user", IDS), rows.gather(IDS.view(np.uint64)))
+
+
+def test_pushes_under_way_are_repeated_at_the_new_shards() -> None:
+    """Pushes of rows that the former shards never acknowledged count once at the new ones."""
+    rows = oracle()
+    with ps.local(tables(), shards=2) as job, job.worker("w0", in_flight=8) as me:
+        for seed in range(6):
+            gradient = gradient_of(seed)
+            with me.step(gather={"user": IDS}) as step:
+                step.scatter("user", gradient)
+            push_to(rows, IDS, gradient)
+            if seed == 2:
+                job.reshard(3)
+        me.flush()
+        with job.reader() as reader:
+            assert np.array_equal(reader.gather("user", IDS), rows.gather(IDS.view(np.uint64)))
+
+
+def test_a_full_table() -> None:
+    """New rows beyond the table's limit raise Full, and the worker can push rows that there are."""
+    with ps.local(tables(rows=3)) as job, job.worker("w0") as me:
+        for ids in ([1, 2, 3], [1, 4], [1, 2]):
+            with me.step(gather={"user": ids}) as step:
+                step.scatter("user", np.ones((len(ids), DIM), np.float32))
+            if 4 in ids:
+                with pytest.raises(ps.errors.Full, match="at most 3 rows at a shard"):
+                    me.flush()
+        me.flush()
+        with job.reader() as reader, pytest.raises(ps.BadInput, match="such as 4"):
+            reader.gather("user", [1, 2, 3, 4], missing="error")
+
+
+def test_settings_that_are_refused() -> None:
+    """Wrong settings of a sparse table, and strategies without rows, raise one line each."""
+    for settings, text in (
+        ({"dim": 0}, "dim: expected 1 to 4096, got 0"),
+        ({"dim": 4097}, "dim: expected 1 to 4096, got 4097"),
+        ({"dim": 4, "rule": ps.Adam()}, "rule: expected a rule of sparse tables"),
+        ({"dim": 4, "init": 0.1}, "init: expected first values such as Uniform(0.01), got 0.1"),
+        ({"dim": 4, "seed": -1}, "seed: expected 0 to"),
+        ({"dim": 4, "rows": 0}, "rows: expected 1 to"),
+    ):
+        with pytest.raises(ps.BadInput) as raised:
+            ps.Sparse(**settings)
+        assert text in str(raised.value)
+    with pytest.raises(ps.BadInput, match="rule: expected a rule of dense tables"):
+        ps.Dense.zeros({"w": 3}, rule=ps.RowAdagrad())
+    with pytest.raises(ps.BadInput, match="start: table user: expected none"):
+        ps.local(tables(), start={"user": 1}).__enter__()
+
+
+def test_a_job_is_found_with_its_rows(job: ps.Job) -> None:
+    """Another process's job has the sparse table with its settings."""
+    other = ps.connect(job.cluster)
+    user, known = other.tables["user"], tables()["user"]
+    assert user.table("user") == known.table("user")
+    assert (user.rule, user.rate) == (known.rule, known.rate)
