@@ -7,7 +7,7 @@ import msgspec
 from deploy.simulation_kinds import ClusterConfig
 from ps.durability import Durability
 from shards.aggregation import EACH, Buffer, Merge, Round, StaleLimit
-from shards.rules import RULES
+from shards.rules import ROW_RULES, RULES
 
 FIRST, SECOND = "sim", "more"
 """The names of the tables."""
@@ -25,6 +25,7 @@ class SimulationConfig(
     takes `state_s` seconds longer to a backup than other messages, and travels in pieces of
     `piece_bytes`. The update `rule` is one of shards/rules.py, with its default constants. With a
     `second` rule the job has a second table, and two pushes of three leave one of the tables out.
+    With a rule for `rows` it has a sparse table, of which most pushes change some rows.
     `backups` is the number of backup workers of a round, `buffer` that of the pushes in a buffer. A
     push with a staleness above `stale_after` is applied at a lower rate, or dropped with
     `stale_drop` (StaleLimit). `changes_rate`: an operator may change the rate.
@@ -46,6 +47,7 @@ class SimulationConfig(
     changes_rate: bool = False
     rule: str = "sgd"
     second: str = ""
+    rows: str = ""
     warm_steps: int = 0
     lease_s: float = 3.0
     step_s: float = 0.4
@@ -63,6 +65,8 @@ class SimulationConfig(
         for rule in self.rules.values():
             if rule not in RULES:
                 raise ValueError(f"rule {rule!r}: expected one of {', '.join(RULES)}")
+        if self.rows and self.rows not in ROW_RULES:
+            raise ValueError(f"rows {self.rows!r}: expected one of {', '.join(ROW_RULES)}")
 
     @property
     def rules(self) -> dict[str, str]:

@@ -17,6 +17,7 @@ from deploy.simulation.faults import AnyFault
 from deploy.simulation.scenarios import Scenario
 from deploy.simulation_kinds import ClusterConfig, Profile
 from ps.durability import Durability
+from shards.rules import ROW_RULES
 
 Draw = random.Random
 Drawn = Callable[[Draw, SimulationConfig], list[AnyFault]]
@@ -30,6 +31,7 @@ TABLES = 0.4  # the share of seeds with a second table, among those with lossles
 SLOTS = 0.4  # the share of seeds with a rule that keeps slots, among those with lossless pushes
 MERGED = 0.25  # the share of seeds with a buffer, or with backup workers in their rounds
 LIMITED = 0.25  # the share of seeds with a limit on staleness, among those without merging
+ROWS = 0.4  # the share of seeds with a sparse table, among those without a buffer
 PIECES = 0.7  # the share of seeds in which a state travels in several pieces
 FIRST_S = 0.3
 
@@ -88,6 +90,8 @@ def swarm(
         schedule = sorted([*schedule, *changes], key=lambda fault: fault.at)
         rates = any(change.rate_factor is not None for change in changes)
         setting = msgspec.structs.replace(setting, changes_rate=rates)
+    if setting.merge != "buffer" and draw.random() < ROWS:
+        setting = msgspec.structs.replace(setting, rows=draw.choice(tuple(ROW_RULES)))
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(schedule))
 
 

@@ -260,8 +260,7 @@ def image(shard: Shard) -> tuple[object, ...]:
             for n, e in entries
         ),
         tuple(
-            (n, push.message.seq, [(t, g.tobytes()) for t, g in push.gradients.items()])
-            for n, push in waiting
+            (n, push.message.seq, [bytes(frame) for frame in push.frames]) for n, push in waiting
         ),
     )
 

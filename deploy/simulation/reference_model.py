@@ -60,9 +60,9 @@ def check_versions(rows: NDArray[np.void], before: int, shard: Shard) -> None:
 def check_limit(rows: NDArray[np.void], limit: StaleLimit, where: str) -> None:
     """Check that exactly the pushes above a limit on staleness were dropped or scaled down."""
     records = [tuple(row) for row in rows[["seq", "scale", "dropped"]].tolist()]
-    for (seq, scale, dropped), staleness in zip(records, _staleness(rows), strict=True):
+    for (seq, scale, dropped), staleness in zip(records, measure_staleness(rows), strict=True):
         drops = limit.drop and staleness > limit.after
-        expected = 0.0 if drops else _factor(staleness, limit)
+        expected = 0.0 if drops else limit_factor(staleness, limit)
         if (scale, bool(dropped)) != (expected, drops):
             raise Violation(
                 Promise.SERIAL,
@@ -71,13 +71,13 @@ def check_limit(rows: NDArray[np.void], limit: StaleLimit, where: str) -> None:
             )
 
 
-def _staleness(rows: NDArray[np.void]) -> list[int]:
+def measure_staleness(rows: NDArray[np.void]) -> list[int]:
     """The updates between the read and the application of each push; a dropped one made none."""
     applied = rows["apply_version"] - (rows["dropped"] == 0)
     return [int(t) for t in applied - rows["read_version"]]
 
 
-def _factor(staleness: int, limit: StaleLimit | None) -> float:
+def limit_factor(staleness: int, limit: StaleLimit | None) -> float:
     stale = limit is not None and staleness > limit.after
     return limit.after / staleness if limit is not None and stale else 1.0
 
@@ -150,7 +150,7 @@ def _replay(
         count = max(count, *known) + 1
         rule.apply(
             *(weights, total, tuple(slots), out, _WHOLE),
-            rate=rate * _factor(stale, limit),
+            rate=rate * limit_factor(stale, limit),
             decay=Decay(),
             count=count,
         )
@@ -164,7 +164,7 @@ def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, list[Arr
     """
     names = ("apply_version", "worker", "seq", "incarnation", "rate")
     columns = (rows[name].tolist() for name in names)
-    records = zip(*columns, _staleness(rows), strict=True)
+    records = zip(*columns, measure_staleness(rows), strict=True)
     for version, group in groupby(records, key=lambda row: row[0]):
         pushes = list(group)
         gradients = [

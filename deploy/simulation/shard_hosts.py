@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.simulation import invariants
+from deploy.simulation import invariants, row_model
 from deploy.simulation.invariants import BLOCK, EXACT_PUSHES, Promise, PullWatch, Violation, exact
 from deploy.simulation.live_checks import FollowedSettings
 from deploy.simulation.network import Deliver
 from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.read_checks import Reads
-from deploy.simulation.reference_model import Beginning, check_limit, check_state, check_versions
+from deploy.simulation.reference_model import (
+    Beginning,
+    check_limit,
+    check_state,
+    check_versions,
+    limit_factor,
+    measure_staleness,
+)
+from deploy.simulation.row_model import RowPush
 from deploy.virtual_clock import Clock
 from shards import shard_state, wire_format
 from shards.aggregation import EACH, ROUND
@@ -74,6 +82,8 @@ class ShardHost:
         self.map = world.map
         keys = self.map.ranges[number]
         self.blocks = list(range(keys.start // BLOCK, keys.stop // BLOCK))
+        buckets = self.map.buckets[number]
+        self.row_ids = row_model.ids_within(buckets) if world.setting.rows else []
         self.views: dict[tuple[str, int, int], bytes] = {}
         self.ambushes: list[Ambush] = []
         self._world = world
@@ -86,6 +96,8 @@ class ShardHost:
         self._begun_before: list[Beginning] = []  # those of the shards that held the job earlier
         # For each block, the records of its pushes at the shards that held it earlier.
         self._before = dict.fromkeys(self.blocks, np.empty(0, RECORD))
+        # The same for each id of a row.
+        self._rows_before = dict.fromkeys(self.row_ids, np.empty(0, RECORD))
         # For each block, the pushes by worker that may be missing: those that a resharding cut off.
         self._excused: dict[int, dict[str, set[int]]] = {}
         # The pushes by worker that may be missing because the shard was rolled back.
@@ -207,6 +219,7 @@ class ShardHost:
             array_name(section.table, WEIGHTS): np.zeros(len(section.keys), np.float32)
             for section in self._world.layout.sections(self.map.ranges[self.number])
         }
+        arrays |= shard_state.empty_tables(self._world.layout)
         state = ShardState(SavedProgress(0, 0, 0, Ledger()), arrays)
         return Install(1, self._world.job), [bytes(frame) for frame in shard_state.encode(state)]
 
@@ -247,6 +260,9 @@ class ShardHost:
         rows = self.serving[0].records()
         rows = rows[select_rows(rows, saved.ledger.cut)].copy()
         rows["apply_version"][rows["apply_version"] > saved.version] = _BUFFERED
+        for number in self.row_ids:
+            successor = next(host for host in to if number in host.row_ids)
+            successor._rows_before[number] = np.concatenate([self._rows_before[number], rows])
         for block in self.blocks:
             successor = next(host for host in to if block in host.blocks)
             known = self._excused.get(block, {})
@@ -356,11 +372,25 @@ class ShardHost:
                 before = self._earlier(block)
                 begun = [*self._begun_before, (self._began, self._counts)]
                 check_state(np.concatenate([before, rows]), shard, setting, block, begun, where)
+        if setting.rows:
+            pushes = {number: self._row_pushes(number, rows) for number in self.row_ids}
+            row_model.check_rows(shard, setting, pushes, where)
         if not self._world.durable:
             invariants.check_begun(rows, self.absent, self._forgotten, where)
             if exact(setting, "none"):
                 missing = self._missing(rows)
                 invariants.check_prefix(shard.parameters.weights(), missing, where)
+
+    def _row_pushes(self, number: int, rows: NDArray[np.void]) -> list[RowPush]:
+        """The pushes that were applied to the row of an id, here and where it was earlier."""
+        history = np.concatenate([self._rows_before[number], rows])
+        applied, limit = history[history["dropped"] == 0], self._world.setting.stale
+        names = ["apply_version", "worker", "seq", "incarnation", "rate"]
+        records = zip(applied[names].tolist(), measure_staleness(applied), strict=True)
+        return [
+            RowPush(version, int(worker[1:]), seq, incarnation, rate * limit_factor(stale, limit))
+            for (version, worker, seq, incarnation, rate), stale in records
+        ]
 
     def _missing(self, rows: NDArray[np.void]) -> list[set[int]]:
         """For each worker, the pushes that may be missing from the state with these records.

@@ -16,6 +16,7 @@ from deploy.simulation.scenarios import Scenario
 TRIES = 400
 _PLAIN = {
     "second": "",
+    "rows": "",
     "rule": "sgd",
     "prefetch": False,
     "warm_steps": 0,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from deploy.simulation import row_model
 from deploy.simulation.addresses import generation_of
 from deploy.simulation.config import SimulationConfig
 from deploy.simulation.coordinator import SimulatedCoordinator
@@ -37,7 +38,7 @@ from ps.session.events import Send
 from shards import wire_format
 from shards.errors import BadMessage, DownpourError, Fenced, Mismatch
 from shards.messages import LiveSettings
-from shards.rules import RULES
+from shards.rules import ROW_RULES, RULES
 from shards.schedules import Fixed
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable, Layout, ShardMap, TensorSpec, cut_evenly
@@ -148,6 +149,10 @@ class Simulation:
             tables=tuple(
                 TableSpec(table, RULES[setting.rules[table.name]](), Fixed(base_rate=1.0))
                 for table in self.layout.tables
+            )
+            + tuple(
+                TableSpec(table, ROW_RULES[setting.rows](), Fixed(base_rate=1.0))
+                for table in self.layout.sparse
             ),
             map=shard_map,
             bound=setting.bound,
@@ -304,7 +309,8 @@ def _layout(setting: SimulationConfig, blocks: int) -> Layout:
         tuple(
             DenseTable(name, (TensorSpec("w", (BLOCK * size,)),))
             for name, size in zip(setting.rules, sizes, strict=False)
-        )
+        ),
+        (row_model.TABLE,) if setting.rows else (),
     )
 
 

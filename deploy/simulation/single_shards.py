@@ -82,8 +82,8 @@ class SingleShardHost(ShardHost):
         self._boot += 1
         shard = Shard(self._world.spec(self.number, self.map), self._boot)
         for table, part in shard.parameters.parts.items():
-            assert isinstance(part, DensePart)
-            part._views = WatchedViews(shard.boot, table, self.views)
+            if isinstance(part, DensePart):
+                part._views = WatchedViews(shard.boot, table, self.views)
         self._process.shard = self._log_or_shard = shard
 
     def route(self, client: "Client") -> tuple[str, Deliver]:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from deploy.simulation import invariants
+import numpy as np
+
+from deploy.simulation import invariants, row_model
 from deploy.simulation.addresses import generation_of
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.lease_checks import renewal_s
@@ -186,6 +188,11 @@ class SimulatedWorker(SimulatedProcess):
                 if version < former and self._read > self._turned.get(shard, -1):
                     raise Violation(Promise.VERSIONS, f"{self} read {version} after {former}")
         self._boots = boots
+        for gathered in pulled.rows.values():
+            # The last id that it asks for is never pushed, and has its first values for ever.
+            first = row_model.first_row(row_model.NEVER_PUSHED)
+            if gathered.stored[-1] or not np.array_equal(gathered.rows[-1], first):
+                raise Violation(Promise.SERIAL, f"{self} read a row that nobody has pushed")
         for (number, table), view in self.session.encoder.views.items():
             if view.weights.tobytes() != self.hosts[number].views[table, view.boot, view.number]:
                 raise Violation(Promise.UNTORN, f"{self} has another view than was sent")
@@ -221,7 +228,8 @@ class SimulatedWorker(SimulatedProcess):
         return True
 
     def _ask(self, clock: int) -> None:
-        request, sends = self.session.pull(clock, self.now)
+        gather = row_model.gather_for(self.number, clock) if self._world.setting.rows else None
+        request, sends = self.session.pull(clock, self.now, gather=gather)
         self._asked_in[request] = self.session.boots
         self._asked.append((request, clock))
         self._send(sends)
@@ -280,4 +288,10 @@ class SimulatedWorker(SimulatedProcess):
         world = self._world
         arena = invariants.gradient(world.blocks, self.number, seq, self.incarnation)
         tables = world.layout.split(arena)
-        return {table: tables[table] for table in world.setting.tables_of_push(seq)}
+        gradients: dict[str, Any] = {
+            table: tables[table] for table in world.setting.tables_of_push(seq)
+        }
+        rows = row_model.gradient_of_push(self.number, seq, self.incarnation)
+        if world.setting.rows and rows is not None:
+            gradients[row_model.NAME] = rows
+        return gradients

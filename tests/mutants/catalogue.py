@@ -16,7 +16,10 @@ of them breaks. For every promise there is at least one:
   `a_stale_push_counts_in_full`, `a_push_at_the_limit_is_dropped`,
   `a_buffer_keeps_what_it_has_applied`, `a_push_counts_for_every_table`,
   `a_table_that_is_left_out_keeps_an_older_version`, `one_table_of_a_push_is_applied_alone`,
-  `a_move_forgets_how_often_each_table_was_updated`
+  `a_move_forgets_how_often_each_table_was_updated`, `a_row_is_born_twice`, `a_pull_stores_rows`,
+  `a_dense_table_is_applied_without_its_rows`, `one_half_of_a_split_push_counts_twice`,
+  `a_move_loses_a_row`, `a_mean_leaves_out_pushes_without_the_row`,
+  `a_row_and_its_slot_are_of_two_versions`, `first_values_differ_between_copies`
 - untorn: `a_version_is_overwritten_while_it_is_sent`, `a_view_differs_from_what_was_sent`
 - one cut: `a_cut_ignores_pushes_that_other_shards_have`
 - a resharding is final: `a_hand_over_is_answered_before_the_backup_has_it`
@@ -51,6 +54,7 @@ from tests.mutants import (
     replication,
     resharding,
     rollbacks,
+    rows,
     sessions,
     settings,
     shards,
@@ -61,7 +65,7 @@ from tests.mutants.patching import Mutant, Patch
 
 _FILES = (
     *(shards, sessions, rollbacks, compression, logs, merging, replication, resharding, slots),
-    *(tables, pieces, settings),
+    *(tables, pieces, settings, rows),
 )
 MUTANTS: dict[str, Mutant] = {
     name: mutant for file in _FILES for name, mutant in file.MUTANTS.items()
