@@ -1,6 +1,7 @@
 """Rows of sparse tables through the SDK: gather, scatter, readers, reshards, what is refused."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -193,3 +194,47 @@ def test_a_job_is_found_with_its_rows(job: ps.Job) -> None:
     user, known = other.tables["user"], tables()["user"]
     assert user.table("user") == known.table("user")
     assert (user.rule, user.rate) == (known.rule, known.rate)
+
+
+def test_rows_in_a_snapshot(tmp_path: Path) -> None:
+    """A job resumes from a snapshot with other shards, with its rows and their optimiser state."""
+    rows, place = oracle(), tmp_path / "snapshot"
+    with ps.local(tables(), shards=2) as job, job.worker("w0") as me:
+        with me.step(gather={"user": IDS}) as step:
+            step.scatter("user", gradient_of(0))
+        push_to(rows, IDS, gradient_of(0))
+        me.flush()
+        with ps.AdminClient(job.cluster) as admin:
+            ps.save_snapshot(
+                place,
+                admin.export(),
+                layout=job.cluster.layout,
+                shard_map=job.cluster.map,
+                rules=("sgd", "row_adagrad"),
+                workers=1,
+            )
+    with ps.local(tables(), shards=3, resume=place) as job, job.worker("w1") as me:
+        with me.step(gather={"user": IDS}) as step:
+            assert np.array_equal(step.rows("user"), rows.gather(IDS.view(np.uint64)))
+            step.scatter("user", gradient_of(1))
+        push_to(rows, IDS, gradient_of(1))
+        me.flush()
+        with job.reader() as reader:
+            assert np.array_equal(reader.gather("user", IDS), rows.gather(IDS.view(np.uint64)))
+
+
+def test_rows_survive_in_logs(tmp_path: Path) -> None:
+    """What processes have logged of rows and weights makes the same job, with other shards."""
+    rows = oracle()
+    how: dict[str, Any] = {"on": "processes", "durability": "logged", "logs": tmp_path}
+    with ps.start(tables(), shards=2, **how) as job, job.worker("w0") as me:
+        for seed in range(3):
+            with me.step(gather={"user": IDS}) as step:
+                step.push("net", {"w": np.ones(4, np.float32)})
+                step.scatter("user", gradient_of(seed))
+            push_to(rows, IDS, gradient_of(seed))
+        me.flush()
+    (logs,) = tmp_path.iterdir()
+    with ps.local(tables(), shards=3, resume=logs) as job, job.reader() as reader:
+        assert np.array_equal(reader.gather("user", IDS), rows.gather(IDS.view(np.uint64)))
+        assert reader.pull()["w"].tolist() == [-3 * RATE] * 4
