@@ -92,9 +92,9 @@ def test_a_read_that_takes_too_long_is_refused(
     with ps.reader(job) as reader:
         plain = reader._read
 
-        def slow(links: Any) -> Any:
+        def slow(links: Any, ids: Any) -> Any:
             time.sleep(0.02)
-            return plain(links)
+            return plain(links, ids)
 
         monkeypatch.setattr(reader, "_read", slow)
         with pytest.raises(ps.errors.Retry, match="consistent read took"):
@@ -111,8 +111,8 @@ def test_a_read_that_a_reshard_precedes_is_of_the_new_shards(
     with ps.reader(job) as reader:
         present = reader._present
 
-        def then_moved(connection: Any) -> Any:
-            found = present(connection)
+        def then_moved(connection: Any, ids: Any) -> Any:
+            found = present(connection, ids)
             if len(job.cluster.endpoints) == 3:
                 job.reshard(2)
             return found
