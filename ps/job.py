@@ -326,7 +326,10 @@ def compressions(tables: Tables) -> dict[str, Compression | str]:
 
 def in_words(layout: Layout) -> str:
     """Tables and arrays with their shapes in one line, for errors."""
-    rows = (f"{table.name}(rows of {table.dim})" for table in layout.sparse)
+    rows = (
+        f"{table.name}(rows of {table.dim}, {table.init}, seed {table.seed})"
+        for table in layout.sparse
+    )
     return "; ".join([*map(_describe_table, layout.tables), *rows])
 
 

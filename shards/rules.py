@@ -137,6 +137,13 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
         l1, name = decay.kind is DecayKind.L1, str(self.__struct_config__.tag)
         return update_rows(name, state, gradient, factor, decay_weight, l1, self.constants())
 
+    def prepare_rows(self) -> None:
+        """Load what an update of rows needs before the first one arrives; it takes a second."""
+        row = np.zeros((1, 1), np.float32)
+        updates.squared_norm(row[0])
+        state = RowState(row, (row,) * len(self.slot_names), row[0])
+        self.apply_rows(state, row, rate=0.0, decay=Decay())
+
     def prepare(self, backend: Backend = HOST) -> None:
         """Compile the rule before the first gradient arrives; it takes a second or two.
 

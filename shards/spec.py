@@ -69,6 +69,7 @@ class TableSpec(msgspec.Struct, frozen=True):
     def prepare(self, backend: Backend) -> None:
         """Compile the rule and the expected codecs. Raises BadInput as `ShardSpec.prepare` does."""
         if self.is_sparse:
+            self.rule.prepare_rows()
             return
         self.rule.prepare(backend)
         payloads.prepare(self.pushed)

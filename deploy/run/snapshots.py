@@ -104,6 +104,10 @@ def restore_weights(
 def compare_snapshots(first: SnapshotRef, second: SnapshotRef) -> Difference:
     """Compare two snapshots by tensor and by worker; raises BadInput if their tensors differ."""
     snapshot_before, snapshot_after = read(first), read(second)
+    for snapshot in (snapshot_before, snapshot_after):
+        if rows := snapshot.manifest.layout.sparse:
+            got = f"rows of table {rows[0].name}"
+            raise BadInput(f"diff: {snapshot.place}", expected="dense tables alone", got=got)
     if _tensors(snapshot_before.manifest) != _tensors(snapshot_after.manifest):
         raise BadInput(
             f"diff: {snapshot_before.place} and {snapshot_after.place}",
@@ -157,9 +161,9 @@ def _whole(manifest: Manifest, states: Sequence[ShardState]) -> ShardState:
 
 def _only_table(target: Path, manifest: Manifest) -> DenseTable:
     """The table of a snapshot that has one; raises BadInput, because files hold one network."""
-    if len(manifest.layout.tables) > 1:
-        names = ", ".join(manifest.layout.names)
-        raise BadInput(target, expected="a snapshot of one table", got=names)
+    if len(manifest.layout.tables) != 1 or manifest.layout.sparse:
+        names = ", ".join(manifest.layout.all_names)
+        raise BadInput(target, expected="a snapshot of one dense table", got=names)
     return manifest.layout.tables[0]
 
 

@@ -213,6 +213,12 @@ def test_rows_in_a_snapshot(tmp_path: Path) -> None:
                 rules=("sgd", "row_adagrad"),
                 workers=1,
             )
+    other = ps.Tables(net=tables()["net"], user=ps.Sparse(DIM, rule=ps.RowAdagrad(), seed=8))
+    with (
+        pytest.raises(ps.BadInput, match=r"resume .*: expected tables .* seed 8\), got"),
+        ps.local(other, resume=place),
+    ):
+        pass
     with ps.local(tables(), shards=3, resume=place) as job, job.worker("w1") as me:
         with me.step(gather={"user": IDS}) as step:
             assert np.array_equal(step.rows("user"), rows.gather(IDS.view(np.uint64)))
