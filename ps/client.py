@@ -206,8 +206,7 @@ class Client(BoundToProcess):
         With `tables`, the weights of these tables alone, one after another in the job's order; with
         `gather`, also the `rows` of these ids, of the same version. A call that is repeated has to
         pass the same `gather`. The array is read-only, and not overwritten while it is referred to;
-        drop it when done. With `copy` it is the caller's own, and writable, as `torch.from_numpy`
-        wants it.
+        drop it when done. With `copy` it is the caller's own, and writable.
         """
         at = self.clock if clock is None else clock
         names = self._tables if tables is None else self.layout.select(tables).names
@@ -270,8 +269,7 @@ class Client(BoundToProcess):
         The gradient is one float32 array of all dense tables, of shape (layout.size,), or a mapping
         from names to arrays of shape (table.size,), and rows of sparse tables. Tables that it omits
         do not change. All are applied as one. The array must not change until the push is
-        acknowledged: take it from
-        `new_gradient()`, then drop it.
+        acknowledged: take it from `new_gradient()`, then drop it.
 
         `read_versions`, one per shard, are the versions of the weights that the gradient was
         computed from (default: the last pull's). The worker's clock rises by `ticks` (default: by
