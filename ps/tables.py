@@ -259,7 +259,7 @@ class Tables(Mapping[str, Dense | Sparse]):
         and for a value that is neither a `ps.Dense` nor a `ps.Sparse`.
         """
         if not isinstance(tables, Mapping | None):
-            raise argument_checks.wrong("tables", "a dict of ps.Dense by name", tables)
+            raise argument_checks.wrong("tables", "a dict of tables by name", tables)
         self._tables = {**(tables or {}), **named}
         if not self._tables:
             raise BadInput(

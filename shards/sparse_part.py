@@ -84,7 +84,7 @@ class SparsePart:
 
     def check_room(self, gradients: Sequence[RowGradient]) -> None:
         """Raise Full if the ids that are not stored yet are more than there is room for."""
-        room = self.most_rows - self.rows
+        room = max(0, self.most_rows - self.rows)  # a reshard may have brought more rows
         if sum(len(gradient.ids) for gradient in gradients) <= room:
             return
         ids = np.unique(np.concatenate([gradient.ids for gradient in gradients]))
@@ -227,8 +227,8 @@ class SparsePart:
             raise BadInput(
                 subject, expected=_describe_arrays(expected), got=_describe_arrays(actual)
             )
-        if count > self.table.rows:
-            raise BadInput(subject, expected=f"at most {self.table.rows} rows", got=count)
+        if count > self.table.capacity:
+            raise BadInput(subject, expected=f"at most {self.table.capacity} rows", got=count)
         ids = np.ascontiguousarray(arrays[IDS])
         mixed, buckets = mix(ids), buckets_of(ids)
         if not (mixed[1:] > mixed[:-1]).all():
@@ -252,7 +252,7 @@ class SparsePart:
 
     def _clear(self) -> None:
         """Begin without rows, in new memory: that of the former rows goes back to the system."""
-        rows = self.table.rows  # a state to restore may exceed this shard's own limit
+        rows = self.table.capacity  # a state to restore may exceed this shard's own limit
         stride = -(-self._width // _LINE_FLOATS) * _LINE_FLOATS
         self._index = RowIndex(self._buckets)
         self._slab = reserve((rows, stride), np.float32)

@@ -161,4 +161,4 @@ def _rows_bytes(spec: TableSpec) -> int:
     """The most bytes of a sparse table's state at a shard, which may hold all of its rows."""
     if not isinstance(spec.table, SparseTable):
         return 0
-    return spec.table.rows * (ID_BYTES + 4 * (META_WORDS + spec.row_floats))
+    return spec.table.capacity * (ID_BYTES + 4 * (META_WORDS + spec.row_floats))

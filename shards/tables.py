@@ -196,6 +196,15 @@ class SparseTable(msgspec.Struct, frozen=True, tag_field="kind", tag="sparse"):
         """The bytes of a row and its id in a message."""
         return ID_BYTES + 4 * self.dim
 
+    @property
+    def capacity(self) -> int:
+        """The most rows that all shards together store: no sum of `most_rows` over shards is more.
+
+        It is above `rows`, and one shard has room for them all, since a reshard may merge them.
+        """
+        surplus = ceil(6 * sqrt(self.rows * MAX_SHARDS)) + 2 * MAX_SHARDS
+        return min(self.rows + surplus, self.rows * MAX_SHARDS, MAX_ROWS)
+
     def most_rows(self, buckets: int) -> int:
         """The most rows that a shard of this number of buckets stores.
 

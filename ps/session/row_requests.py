@@ -67,7 +67,7 @@ def split(layout: Layout, shard_map: ShardMap, ids: Mapping[str, Ids]) -> tuple[
                 f"rows of tables {', '.join(table.name for table in tables)}",
                 expected=f"at most {MAX_TABLES_FULL * MAX_PART_BYTES} bytes for one shard",
                 got=message_bytes,
-                hint="take several steps",
+                hint="take several steps or reads",
             )
     return splits
 
@@ -85,7 +85,7 @@ def _split_table(table: SparseTable, shard_map: ShardMap, ids: Ids) -> SplitIds:
             f"rows of table {table.name}",
             expected=f"at most {table.message_rows} distinct ids for one shard",
             got=most,
-            hint="take several steps",
+            hint="take several steps or reads",
         )
     return SplitIds(table, ids, positions)
 

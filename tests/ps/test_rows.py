@@ -169,6 +169,26 @@ def test_a_full_table() -> None:
             reader.gather("user", [1, 2, 3, 4], missing="error")
 
 
+def test_a_full_table_moves_to_fewer_shards() -> None:
+    """Two full shards store more rows than `rows`; one shard takes them all, and has no room."""
+    ids = np.arange(220)
+    with ps.local(tables(rows=200), shards=2) as job, job.worker("w0") as me:
+        for numbers in (ids, None, ids):
+            if numbers is None:
+                me.flush()
+                job.reshard(1)
+                continue
+            with me.step(gather={"user": numbers}) as step:
+                step.scatter("user", np.ones((len(numbers), DIM), np.float32))
+        me.flush()
+        with job.reader() as reader:
+            assert reader.gather("user", ids, missing="error").shape == (len(ids), DIM)
+        with me.step(gather={"user": [10**12]}) as step:
+            step.scatter("user", np.ones((1, DIM), np.float32))
+        with pytest.raises(ps.errors.Full, match="got 1 new ones beyond 220"):
+            me.flush()
+
+
 def test_settings_that_are_refused() -> None:
     """Wrong settings of a sparse table, and strategies without rows, raise one line each."""
     for settings, text in (
