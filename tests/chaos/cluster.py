@@ -29,6 +29,7 @@ from tests.chaos.levels import Hosts, Level
 from tests.chaos.namespaces import Link, small_disk
 from tests.chaos.oracle import Death, Found, Move, Promise, Stop, judge_reads
 from tests.chaos.record import Record, Verdict, judge, table_for, two_tables
+from tests.chaos.rows import row_specs
 from tests.chaos.schedule import Kind
 from tests.chaos.worker import PATIENCE_S, Life
 from worker.strategies import ADAG
@@ -356,7 +357,7 @@ def _is_gone(pid: int) -> bool:
 def _specs(plan: Plan) -> list[ShardSpec]:
     """Plain SGD at rate 1: on one table, or by the shards' half of a strategy with windows on two.
 
-    Both apply what is pushed as it is.
+    Both apply what is pushed as it is. Tables of rows are beside the one; windows have none.
     """
     common: dict[str, Any] = {
         "shards": plan.shards,
@@ -366,7 +367,8 @@ def _specs(plan: Plan) -> list[ShardSpec]:
     }
     rate = Fixed(base_rate=1.0)
     if not plan.window:
-        return shard_specs(table_for(plan.workers, plan.floats), schedule=rate, **common)
+        dense = TableSpec(table_for(plan.workers, plan.floats), SGD(), rate)
+        return shard_specs([dense, *row_specs()], **common)
     tables = two_tables(plan.workers, plan.floats)
     half = ADAG(window=plan.window).server(plan.workers)
     return shard_specs([TableSpec(one, SGD(), rate) for one in tables], merge=half, **common)

@@ -17,13 +17,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.session.row_requests import Gather, GatheredRows
 from shards.tables import ShardMap
+from tests.chaos.rows import contradicts
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True):
     """What one shard's part of a read holds: for each worker how many pushes, and their marks.
 
-    `torn` is true when keys of the shard disagree.
+    `torn` is true when keys of the shard disagree, or its rows and its keys.
     """
 
     version: int
@@ -115,17 +117,29 @@ def read_journal(folder: Path, worker: str) -> list[Event]:
 
 
 def contents(
-    weights: NDArray[np.float32], versions: Sequence[int], shard_map: ShardMap, workers: int
+    weights: NDArray[np.float32],
+    versions: Sequence[int],
+    shard_map: ShardMap,
+    workers: int,
+    rows: tuple[Gather, GatheredRows] | None = None,
 ) -> tuple[Content, ...]:
-    """What weights hold, shard by shard; record.py has the pattern."""
+    """What weights hold, shard by shard; record.py has the pattern.
+
+    A shard whose `rows` say other than its weights is torn, too.
+    """
     return tuple(
-        _content(weights, version, shard_map, shard, workers)
+        _content(weights, version, shard_map, shard, workers, rows)
         for shard, version in enumerate(versions)
     )
 
 
 def _content(
-    weights: NDArray[np.float32], version: int, shard_map: ShardMap, shard: int, workers: int
+    weights: NDArray[np.float32],
+    version: int,
+    shard_map: ShardMap,
+    shard: int,
+    workers: int,
+    rows: tuple[Gather, GatheredRows] | None,
 ) -> Content:
     period = 2 * workers
     lows, highs = np.full(period, np.inf), np.full(period, -np.inf)
@@ -134,6 +148,9 @@ def _content(
         column, place = weights[start : keys.stop : period], start % period
         lows[place] = min(lows[place], column.min())
         highs[place] = max(highs[place], column.max())
-    counts, marks = lows[::2], lows[1::2]
+    counts, marks = tuple(map(int, lows[::2])), tuple(map(int, lows[1::2]))
     torn = bool((lows != highs).any())
-    return Content(version, tuple(map(int, counts)), tuple(map(int, marks)), torn)
+    if rows is not None:
+        pattern = [*zip(counts, marks, strict=True)]
+        torn = torn or contradicts(*rows, shard_map, shard, pattern)
+    return Content(version, counts, marks, torn)

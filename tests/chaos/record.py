@@ -34,8 +34,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps import DenseTable, ShardState, TensorSpec
+from shards.shard_state import of_table
 from shards.tables import ShardMap
 from tests.chaos.journal import Event, Ready, read_journal
+from tests.chaos.rows import PLAIN, row_faults
 
 _ACK = struct.Struct("<dq")
 _SENT = struct.Struct("<q")
@@ -87,9 +89,12 @@ def _marks_of(life: int, last: int) -> int:
     return periods * marks[-1] + (marks[rest - 1] if rest else 0)
 
 
+TABLE = "chaos"
+
+
 def table_for(workers: int, floats: int) -> DenseTable:
     """A table of about `floats` floats, in which every worker has its keys on every shard."""
-    return DenseTable("chaos", (TensorSpec(f"of {workers} workers", (floats,)),))
+    return DenseTable(TABLE, (TensorSpec(f"of {workers} workers", (floats,)),))
 
 
 def two_tables(workers: int, floats: int) -> tuple[DenseTable, DenseTable]:
@@ -97,7 +102,7 @@ def two_tables(workers: int, floats: int) -> tuple[DenseTable, DenseTable]:
     first, rest = floats // 4, floats - floats // 4
     text = f"of {workers} workers"
     return (
-        DenseTable("chaos", (TensorSpec(text, (first,)),)),
+        DenseTable(TABLE, (TensorSpec(text, (first,)),)),
         DenseTable("more", (TensorSpec(text, (rest,)),)),
     )
 
@@ -113,7 +118,8 @@ class Verdict(NamedTuple):
     """What one shard's weights say of one worker's pushes.
 
     `counted` is what the shard's ledger numbers; `marked` the sum of the marks, `expected` what it
-    has to be for pushes 1 to `applied`; `torn` whether keys disagree.
+    has to be for pushes 1 to `applied`; `torn` whether keys disagree. `rows` is what is wrong with
+    its rows of sparse tables, in words.
     """
 
     worker: str
@@ -125,6 +131,7 @@ class Verdict(NamedTuple):
     marked: int
     expected: int
     torn: bool
+    rows: tuple[str, ...] = ()
 
     @property
     def lost(self) -> int:
@@ -138,8 +145,12 @@ class Verdict(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether the weights are what the ledger's pushes make, each in every key, each once."""
-        return self.applied == self.counted and self.marked == self.expected and not self.torn
+        """Whether the weights are what the ledger's pushes make, each in every key, each once.
+
+        So are the rows.
+        """
+        counted = self.applied == self.counted and self.marked == self.expected
+        return counted and not self.torn and not self.rows
 
     @property
     def kept(self) -> bool:
@@ -181,6 +192,11 @@ def judge(
                 marked=int(marks[0]) + taken,
                 expected=marks_to(applied, lives) if lives else 0,
                 torn=len(counts) > 1 or len(marks) > 1,
+                rows=tuple(
+                    row_faults(state, shard, shard_map, number, int(counts[0]), int(marks[0]))
+                    if of_table(state.arrays, PLAIN.name)
+                    else ()
+                ),
             )
         )
     return found

@@ -5,14 +5,15 @@
                               [--bound 4] [--every-s 2] [--soak] [--curve] [--window 4]
 
 Workers push integers under plain SGD; every weight is a sum that says how many pushes, and which,
-were applied (record.py), and so does every read of it (oracle.py). Ends with a table, the goals,
-and status 1 if a promise was not kept. In runs/chaos it leaves the report as JSON, every round as
-it was played, and the workers' journals and logs.
+were applied (record.py), and so does every read of it (oracle.py). So do rows of two sparse tables
+that most workers push in the same steps (rows.py). Ends with a table, the goals, and status 1 if a
+promise was not kept. In runs/chaos it leaves the report as JSON, every round as it was played, and
+the workers' journals and logs.
 
 With root it moves into network namespaces of its own and cuts links; without, it says so and does
 the rest. Everything it starts ends with it.
 
-With `--window` workers train by a strategy with windows, and there are two tables. A push then is
+With `--window` workers train by a strategy with windows, and there are two dense tables. A push is
 the mean of a window's local steps, and as large as one of them.
 
 With `--curve` all of them speak CURVE, as where other hosts can reach the shards.

@@ -23,7 +23,8 @@ from ps.transport.link_model import LinkModel
 from shards.schedules import Fixed
 from tests.chaos.forks import ChildLeaves, fork_log, fork_on_signal, leave_interpreter
 from tests.chaos.journal import Acked, Began, Journal, Leaves, Pushes, Reads, Ready, contents
-from tests.chaos.record import Record, gradient
+from tests.chaos.record import TABLE, Record, gradient, mark
+from tests.chaos.rows import PLAIN, gather_for, has_rows, row_gradients
 from worker.strategies import ADAG
 from worker.training import step_machine as machine
 from worker.training.step_machine import Plan, StepMachine
@@ -60,6 +61,11 @@ class Life(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         return f"w{self.number}"
+
+    @property
+    def rows(self) -> bool:
+        """Return whether it pushes and reads rows; a strategy with windows works without."""
+        return has_rows(self.number) and not self.window
 
 
 class _Ending:
@@ -111,11 +117,11 @@ def _live(life: Life) -> int:
             )
             return 3
         fork_on_signal(client, fork_log(folder, life.name))
-        _read(client, life.workers, journal)  # shows what this life finds missing
+        _read(client, life, journal)  # shows what this life finds missing
         if life.window:
             _Windows(client, life, record, journal, ending).train()
         while not ending.asked:
-            _read(client, life.workers, journal)
+            _read(client, life, journal)
             _push(client, life, record, journal)
             time.sleep(life.rest_s)
         journal.write(Leaves(time.monotonic()))
@@ -154,7 +160,7 @@ class _Windows:
             case machine.ReadBatches():
                 return machine.BatchesRead(0 if self.ending.asked else 1)
             case machine.PullWeights():
-                pulled = _read(self.client, self.life.workers, self.journal)
+                pulled = _read(self.client, self.life, self.journal)
                 return machine.WeightsPulled(pulled.weights, pulled.versions)
             case machine.ComputeGradient():
                 step = self.client.new_gradient()
@@ -176,14 +182,16 @@ class _Windows:
         time.sleep(self.life.rest_s)
 
 
-def _read(client: Client, workers: int, journal: Journal) -> PulledWeights:
+def _read(client: Client, life: Life, journal: Journal) -> PulledWeights:
     asked, before = time.monotonic(), _clock(client)
-    pulled = client.pull()
+    gather = gather_for(life.workers) if life.rows else None
+    pulled = client.pull(gather=gather)
     at, shard_map = time.monotonic(), client.cluster.map
     # The worker may be put ahead just before or just after it is answered: the lower clock is the
     # one for which the bound held for certain.
     clock = min(before, _clock(client))
-    held = contents(pulled.weights, pulled.versions, shard_map, workers)
+    rows = None if gather is None else (gather, pulled.rows[PLAIN.name])
+    held = contents(pulled.weights, pulled.versions, shard_map, life.workers, rows)
     journal.write(Reads(asked, at, clock, client.seq, shard_map.epoch, held))
     return pulled
 
@@ -196,7 +204,11 @@ def _push(client: Client, life: Life, record: Record, journal: Journal) -> None:
         gradient(array, life.number, life.workers, seq, life.incarnation)
         record.sends(seq)
         journal.write(Pushes(time.monotonic(), seq))
-        client.push(array, loss=1.0)
+        if life.rows:
+            rows = row_gradients(life.number, mark(seq, life.incarnation))
+            client.push({TABLE: array, **rows}, loss=1.0)
+        else:
+            client.push(array, loss=1.0)
     _await_acks(client, asked, record, journal)
 
 
