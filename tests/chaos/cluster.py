@@ -39,6 +39,7 @@ DRIVER = "the driver"
 """This process, which has started the shards."""
 _DISK = "4m"
 _POLL_S = 0.002
+_CUT_S = 30.0  # how long the shards wait at a cut, at most
 
 
 class Broken(Exception):
@@ -123,8 +124,13 @@ class Party:
     def reshard(self) -> None:
         """Move the job to one shard more, or back to as many as there were, while workers train.
 
-        The former shards stay, for a worker may still ask there where the job is.
+        The former shards stay, for a worker may still ask there where the job is. The job stays
+        where a killed worker has left half a push: the oracle knows what a shard lacks by the
+        shard's number, and a new one's part may be of two that lack different pushes.
         """
+        if not self._is_even():
+            print("not moved: a push of a killed worker is at some shards only", flush=True)
+            return
         fewest = self.plan.shards
         shards = fewest + (len(self._specs) == fewest)
         specs = reshard_specs(self._specs, shards)
@@ -136,6 +142,12 @@ class Party:
         self._moves.append(Move(before, time.monotonic()))
         self._specs, self.hosts, self._watcher = specs, hosts, watcher
         self.hosts.cluster.for_workers().save(self.folder / "cluster.json")
+
+    def _is_even(self) -> bool:
+        """Return whether all shards have applied the same pushes of every worker."""
+        self._watcher.quiesce(_CUT_S)
+        verdicts = self.judge(self._watcher.export(then_resume=True), {})
+        return len({(one.worker, one.applied, one.marked) for one in verdicts}) == len(self.names)
 
     def populate(self) -> None:
         """Begin every worker's first life; the last ones live behind links."""
