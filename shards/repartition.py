@@ -8,16 +8,25 @@ applied twice.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.rows import mix
 from shards.errors import BadInput
 from shards.ledger import Ledger, LedgerEntry
-from shards.shard_state import IDS, WEIGHTS, Arrays, SavedProgress, ShardState, array_name, of_table
-from shards.tables import KeyRange, Layout, ShardMap, buckets_of
+from shards.shard_state import (
+    IDS,
+    WEIGHTS,
+    Arrays,
+    SavedProgress,
+    ShardState,
+    array_name,
+    check_row_ids,
+    of_table,
+)
+from shards.tables import BUCKETS, KeyRange, Layout, ShardMap, buckets_of
 
 _NO_FLOATS = np.zeros(0, np.float32)
 
@@ -32,8 +41,9 @@ def repartition(
     """
     _check_whole("before", before, layout)
     _check_whole("after", after, layout)
+    _check_tables(states, layout)
     whole = _join([state.arrays for state in states], layout, before)
-    rows = _join_rows([state.arrays for state in states], layout)
+    rows = _join_rows([state.arrays for state in states], layout, before)
     saved = _merge([state.saved for state in states])
     return [
         ShardState(
@@ -96,33 +106,41 @@ def _join(states: Sequence[Arrays], layout: Layout, shard_map: ShardMap) -> dict
     return whole
 
 
-def whole_rows(states: Sequence[ShardState], layout: Layout) -> dict[str, Arrays]:
-    """The arrays of each sparse table, over all shards, in the order of mixed ids."""
-    return _join_rows([state.arrays for state in states], layout)
-
-
-def _join_rows(states: Sequence[Arrays], layout: Layout) -> dict[str, Arrays]:
+def _join_rows(states: Sequence[Arrays], layout: Layout, shard_map: ShardMap) -> dict[str, Arrays]:
     """The rows of each sparse table, in the order of mixed ids; raises BadInput."""
     joined: dict[str, Arrays] = {}
     for table in layout.sparse:
         shards = [of_table(arrays, table.name) for arrays in states]
-        if not all(IDS in arrays for arrays in shards):
-            raise BadInput(f"repartition: table {table.name}", expected="its ids at each shard")
+        for shard, (arrays, buckets) in enumerate(zip(shards, shard_map.buckets, strict=True)):
+            _check_rows(f"repartition: shard {shard}: table {table.name}", arrays, buckets)
         filled = [arrays for arrays in shards if len(arrays[IDS])]
-        if not filled:
-            joined[table.name] = {IDS: np.zeros(0, np.uint64)}
-            continue
-        names = filled[0].keys()
-        arrays = {name: np.concatenate([part[name] for part in filled]) for name in names}
-        mixed = mix(arrays[IDS])
-        # The states of a map are in this order already, unless their buckets are in another.
-        if not (mixed[1:] > mixed[:-1]).all():
-            order = np.argsort(mixed, kind="stable")
-            if (mixed[order][1:] == mixed[order][:-1]).any():
-                raise BadInput(f"repartition: table {table.name}", expected="each id at one shard")
-            arrays = {name: array[order] for name, array in arrays.items()}
-        joined[table.name] = arrays
+        forms = [_row_form(arrays) for arrays in filled]
+        if any(form != forms[0] for form in forms):
+            raise BadInput(
+                f"repartition: table {table.name}", expected="the same arrays at each shard"
+            )
+        names = filled[0].keys() if filled else ()
+        joined[table.name] = {IDS: np.zeros(0, np.uint64)} | {
+            name: np.concatenate([arrays[name] for arrays in filled]) for name in names
+        }
     return joined
+
+
+def _check_rows(subject: str, arrays: Arrays, buckets: KeyRange) -> None:
+    """Raise BadInput unless these are ids of the shard's buckets, and as long arrays of rows."""
+    ids = arrays.get(IDS)
+    if ids is None or ids.dtype != np.uint64 or ids.ndim != 1:
+        got = "none" if ids is None else f"{ids.dtype} of shape {ids.shape}"
+        raise BadInput(subject, expected="ids, uint64 of shape (n,)", got=got)
+    for name, array in arrays.items():
+        if array.shape[:1] != ids.shape:
+            raise BadInput(subject, expected=f"{len(ids)} rows of {name}", got=array.shape)
+    check_row_ids(subject, np.ascontiguousarray(ids), buckets)
+
+
+def _row_form(arrays: Arrays) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """The dtype and the shape of a row of each array."""
+    return {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
 
 
 def _cut_rows(joined: Mapping[str, Arrays], buckets: KeyRange) -> Arrays:
@@ -135,8 +153,20 @@ def _cut_rows(joined: Mapping[str, Arrays], buckets: KeyRange) -> Arrays:
     return cut
 
 
+def _check_tables(states: Sequence[ShardState], layout: Layout) -> None:
+    """Raise BadInput for arrays of a table that the job does not have; they would be lost."""
+    for shard, state in enumerate(states):
+        for name in state.arrays:
+            if name.rpartition("/")[0] not in layout.all_names:
+                expected = f"arrays of the tables {', '.join(layout.all_names)}"
+                raise BadInput(f"repartition: shard {shard}", expected=expected, got=name)
+
+
 def _check_whole(label: str, shard_map: ShardMap, layout: Layout) -> None:
-    """Raise BadInput unless the ranges of a map are the whole arena, in order and without gaps."""
+    """Raise BadInput unless the ranges of a map are the whole arena, in order and without gaps.
+
+    So have to be its ranges of buckets.
+    """
     reached = 0
     for keys in shard_map.ranges:
         if keys.start != reached:
@@ -148,6 +178,14 @@ def _check_whole(label: str, shard_map: ShardMap, layout: Layout) -> None:
             expected=f"keys {KeyRange(0, layout.size)}",
             got=f"up to {reached}",
         )
+    reached = 0
+    for buckets in shard_map.buckets:
+        if buckets.start != reached:
+            expected = f"buckets from {reached}"
+            raise BadInput(f"shard map {label}", expected=expected, got=buckets)
+        reached = buckets.stop
+    if reached != BUCKETS:
+        raise BadInput(f"shard map {label}", expected=f"{BUCKETS} buckets", got=reached)
 
 
 def _merge(all_saved: Sequence[SavedProgress]) -> SavedProgress:

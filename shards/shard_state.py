@@ -17,11 +17,12 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from cupy_kernels.rows import Ids, mix
 from shards import wire_format
-from shards.errors import BadMessage
+from shards.errors import BadInput, BadMessage
 from shards.ledger import Ledger
 from shards.messages import Count, LiveSettings, Name
-from shards.tables import Layout
+from shards.tables import KeyRange, Layout, buckets_of
 from shards.wire_format import Buffer
 
 WEIGHTS = "weights"
@@ -97,6 +98,19 @@ def of_table(arrays: Arrays, table: str) -> Arrays:
     """The arrays of one table, by WEIGHTS and the names of its slots."""
     split = ((name.rpartition("/"), array) for name, array in arrays.items())
     return {slot: array for (owner, _, slot), array in split if owner == table}
+
+
+def check_row_ids(subject: str, ids: Ids, buckets: KeyRange) -> None:
+    """Raise BadInput unless ids are those of a state: in the order of mixed ids, of these buckets.
+
+    An id out of order has the row of another one, although every id and every row may be there.
+    """
+    mixed, of_ids = mix(ids), buckets_of(ids)
+    if not (mixed[1:] > mixed[:-1]).all():
+        raise BadInput(subject, expected="ids in the order of their hashes, each once")
+    if len(ids) and not buckets.start <= of_ids[0] <= of_ids[-1] < buckets.stop:
+        got = f"buckets {of_ids[0]} to {of_ids[-1]}"
+        raise BadInput(subject, expected=f"ids of buckets {buckets}", got=got)
 
 
 def encode(state: ShardState) -> tuple[bytes | NDArray[Any], ...]:

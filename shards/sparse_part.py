@@ -27,9 +27,9 @@ from shards.errors import BadInput, BadMessage, Full
 from shards.messages import AskedPart, Kind, Part, PulledPart
 from shards.row_frames import RowGradient, check_ids, check_rows
 from shards.row_index import RowIndex
-from shards.shard_state import IDS, META, ROWS, Arrays
+from shards.shard_state import IDS, META, ROWS, Arrays, check_row_ids
 from shards.spec import ShardSpec, TableSpec
-from shards.tables import META_WORDS, SparseTable, buckets_of
+from shards.tables import META_WORDS, SparseTable
 from shards.wire_format import Buffer
 
 Floats = NDArray[np.float32]
@@ -153,7 +153,7 @@ class SparsePart:
         slots = self._index.find(ids, mixed)
         (missing,) = np.nonzero(slots < 0)
         if missing.size:
-            assert self.rows + missing.size <= self.table.rows, "`check_room` has found room"
+            assert self.rows + missing.size <= len(self._slab), "`check_room` has found room"
             new = np.arange(self.rows, self.rows + missing.size)
             first = self.table.init.make_rows(ids[missing], self.table.dim, self.table.seed)
             self._slab[new[0] : new[-1] + 1, : self.table.dim] = first
@@ -229,21 +229,12 @@ class SparsePart:
             )
         if count > self.table.capacity:
             raise BadInput(subject, expected=f"at most {self.table.capacity} rows", got=count)
-        ids = np.ascontiguousarray(arrays[IDS])
-        mixed, buckets = mix(ids), buckets_of(ids)
-        if not (mixed[1:] > mixed[:-1]).all():
-            raise BadInput(subject, expected="ids in the order of their hashes, each once")
-        if count and not self._buckets.start <= buckets[0] <= buckets[-1] < self._buckets.stop:
-            raise BadInput(
-                subject,
-                expected=f"ids of buckets {self._buckets}",
-                got=f"buckets {buckets[0]} to {buckets[-1]}",
-            )
+        check_row_ids(subject, np.ascontiguousarray(arrays[IDS]), self._buckets)
 
     def restore(self, arrays: Arrays, out: Floats, past: Sequence[Floats]) -> None:
         """Take over copies of the arrays of a state, in place of all rows."""
-        self._clear()
         ids, count = np.ascontiguousarray(arrays[IDS]), len(arrays[IDS])
+        self._clear()
         if not count:
             return
         self._slab[:count, : self._width] = arrays[ROWS]

@@ -189,6 +189,30 @@ def test_a_full_table_moves_to_fewer_shards() -> None:
             me.flush()
 
 
+def test_a_resumed_job_keeps_its_first_values(tmp_path: Path) -> None:
+    """Rows that nobody has pushed are in no snapshot: another seed or `init` would change them."""
+    with ps.local(tables()) as job, ps.AdminClient(job.cluster) as admin:
+        ps.save_snapshot(
+            tmp_path,
+            admin.export(),
+            layout=job.cluster.layout,
+            shard_map=job.cluster.map,
+            rules=("sgd", "row_adagrad"),
+            workers=1,
+        )
+    with ps.local(tables(), shards=3, resume=tmp_path) as job, job.reader() as reader:
+        assert np.array_equal(reader.gather("user", IDS), oracle().gather(IDS.view(np.uint64)))
+    for other, text in (
+        ({"seed": SEED + 1}, "first values user Uniform.*, seed 8, got user Uniform.*, seed 7"),
+        ({"init": ps.Zeros()}, r"first values user Zeros\(\), seed 7, got user Uniform"),
+    ):
+        settings: dict[str, Any] = {"seed": SEED, "init": ps.Uniform(0.1), **other}
+        sparse = ps.Sparse(DIM, rule=ps.RowAdagrad(), **settings)
+        changed = ps.Tables(net=tables()["net"], user=sparse)
+        with pytest.raises(ps.BadInput, match=text), ps.local(changed, resume=tmp_path):
+            pass
+
+
 def test_settings_that_are_refused() -> None:
     """Wrong settings of a sparse table, and strategies without rows, raise one line each."""
     for settings, text in (

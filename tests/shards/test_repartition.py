@@ -1,17 +1,29 @@
 """A job's state, cut for another number of shards."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from cupy_kernels.rows import mix
 from shards.errors import BadInput
 from shards.ledger import Ledger, LedgerEntry
 from shards.repartition import repartition
 from shards.shard_state import SavedProgress, ShardState
 from shards.shard_status import Standing
-from shards.tables import DenseTable, KeyRange, Layout, ShardMap, TensorSpec, cut_evenly
+from shards.tables import (
+    DenseTable,
+    KeyRange,
+    Layout,
+    ShardMap,
+    SparseTable,
+    TensorSpec,
+    buckets_of,
+    cut_evenly,
+)
 
 NET = DenseTable("net", (TensorSpec("w", (2000,)),))
 HEAD = DenseTable("head", (TensorSpec("b", (3,)),))
@@ -134,3 +146,85 @@ def test_a_state_that_is_not_whole_is_refused() -> None:
     ):
         with pytest.raises(BadInput, match=f"shard 1: expected 1024 floats of {what}, got .1023,"):
             repartition([first, short], TABLES, old, new)
+
+
+USER = SparseTable("user", 2)
+ROWS_OF = Layout((NET,), (USER,))
+FEW = np.sort(np.arange(40, dtype=np.uint64) * np.uint64(7))
+
+
+def states_of_rows(shard_map: ShardMap) -> list[ShardState]:
+    """A state for each shard, with rows of some ids that hold their ids."""
+    ids = FEW[np.argsort(mix(FEW))]
+    found = states(shard_map, saved(), ROWS_OF)
+    for state, buckets in zip(found, shard_map.buckets, strict=True):
+        here = (buckets_of(ids) >= buckets.start) & (buckets_of(ids) < buckets.stop)
+        state.arrays["user/ids"] = ids[here]
+        state.arrays["user/rows"] = np.repeat(ids[here].astype(np.float32), 2).reshape(-1, 2)
+        state.arrays["user/meta"] = np.zeros((here.sum(), 4), np.uint32)
+    return found
+
+
+@given(st.integers(1, 8), st.integers(1, 8))
+def test_every_row_goes_where_its_bucket_goes(before: int, after: int) -> None:
+    """Rows, with their meta, are those of the new map, each with its own id."""
+    old, new = cut_evenly(ROWS_OF, before), cut_evenly(ROWS_OF, after, epoch=2)
+    moved = repartition(states_of_rows(old), ROWS_OF, old, new)
+    expected = states_of_rows(new)
+    for got, state in zip(moved, expected, strict=True):
+        if not len(state.arrays["user/ids"]):
+            del state.arrays["user/rows"], state.arrays["user/meta"]
+        assert same(got, state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"user/ids": lambda a: a[::-1]}, "shard 0: table user: expected ids in the order"),
+        ({"user/ids": lambda a: a[1:]}, "shard 0: table user: expected [0-9]+ rows of"),
+        ({"user/ids": lambda a: a.view(np.int64)}, "shard 0: table user: expected ids, uint64"),
+        ({"user/ids": lambda a: a.reshape(1, -1)}, "shard 0: table user: expected ids, uint64"),
+        ({"user/ids": lambda a: np.full_like(a, a[0])}, "expected ids in the order of their"),
+        ({"user/rows": lambda a: a[1:]}, "shard 0: table user: expected [0-9]+ rows of rows"),
+        (
+            {"user/rows": lambda a: np.hstack([a, a])},
+            "user: expected the same arrays at each shard",
+        ),
+        ({"user/rows": lambda a: a.astype(np.float64)}, "user: expected the same arrays at each"),
+        (
+            {"user/rows": lambda a: a.reshape(-1)},
+            "shard 0: table user: expected [0-9]+ rows of rows",
+        ),
+        ({"user/meta": lambda a: a[:, :3]}, "user: expected the same arrays at each shard"),
+        ({"user/more": lambda _: np.zeros(0)}, "shard 0: table user: expected [0-9]+ rows of more"),
+        ({"item/ids": lambda _: np.zeros(0)}, "shard 0: expected arrays of the tables net, user"),
+    ],
+)
+def test_rows_that_are_damaged_are_refused(changes: dict[str, Any], text: str) -> None:
+    """Ids out of order, cut, of another dtype or another shard, and rows that are none: one line.
+
+    Ids out of order were once sorted, and so had the rows of others.
+    """
+    old, new = cut_evenly(ROWS_OF, 2), cut_evenly(ROWS_OF, 3, epoch=2)
+    damaged = states_of_rows(old)
+    for name, change in changes.items():
+        damaged[0].arrays[name] = change(damaged[0].arrays.get(name))
+    with pytest.raises(BadInput, match=text):
+        repartition(damaged, ROWS_OF, old, new)
+
+
+def test_rows_of_another_shard_or_none_are_refused() -> None:
+    """A shard's rows that another shard has as well, or without ids, are no state of the job."""
+    old, new = cut_evenly(ROWS_OF, 2), cut_evenly(ROWS_OF, 3, epoch=2)
+    twice, missing = states_of_rows(old), states_of_rows(old)
+    twice[1].arrays.update({n: a for n, a in twice[0].arrays.items() if n.startswith("user")})
+    del missing[1].arrays["user/ids"]
+    for damaged, text in (
+        (twice, "expected ids of buckets"),
+        (missing, "expected ids, .* got none"),
+    ):
+        with pytest.raises(BadInput, match=f"shard 1: table user: {text}"):
+            repartition(damaged, ROWS_OF, old, new)
+    gap = replace(old, buckets=(old.buckets[0], KeyRange(40000, 65536)))
+    with pytest.raises(BadInput, match="shard map before: expected buckets from 32768"):
+        repartition(states_of_rows(old), ROWS_OF, gap, new)

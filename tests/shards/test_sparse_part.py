@@ -340,3 +340,22 @@ def test_a_damaged_state_is_refused(ids: list[int]) -> None:
         with pytest.raises(BadInput, match="table user"):
             other.check_state(damaged)
     assert other.rows == 0
+
+
+def test_a_state_beyond_the_limit_is_restored_and_full() -> None:
+    """A state of more rows than the table may have is taken over: its rows change, none is added.
+
+    Each shard may store more than its share, so one shard that takes over from several may get
+    more than the table's limit. It once refused the state, and no push of a stored row passed.
+    """
+    part, other = part_of(SGD(), rows=10), part_of(SGD(), rows=4)
+    apply(part, gradient_of(range(10), 3))
+    state = part.export(EMPTY, ())
+    other.check_state(state)
+    other.restore(state, EMPTY, ())
+    other.check_room([gradient_of(range(10), 3)])
+    with pytest.raises(Full, match="expected at most 4 rows at a shard, got 1 new ones beyond 10"):
+        other.check_room([gradient_of([3, 10], 3)])
+    apply(part, gradient_of([9], 3))
+    apply(other, gradient_of([9], 3))
+    assert np.array_equal(other.export(EMPTY, ())[ROWS], part.export(EMPTY, ())[ROWS])
