@@ -128,7 +128,7 @@ class Structure:
             if array is None:
                 target.fill(0)
                 continue
-            plain = _plain(leaf.name, array)
+            plain = plain_array(leaf.name, array)
             if plain.shape != leaf.shape:
                 raise BadInput(leaf.name, expected=f"shape {leaf.shape}", got=plain.shape)
             if plain is not target:
@@ -155,7 +155,7 @@ class Structure:
             case None:
                 raise argument_checks.wrong(self._path_name(path), "an array", value)
         name = _SEPARATOR.join(path) or "value"
-        plain = _plain(self._path_name(path), value)
+        plain = plain_array(self._path_name(path), value)
         prototype = None
         if hasattr(value, "new_empty"):
             prototype = value.new_empty(0, device="cpu").detach()
@@ -201,8 +201,11 @@ def _path_name(path: tuple[str, ...]) -> str:
     return _SEPARATOR.join(path) or "the value"
 
 
-def _plain(label: str, value: Any) -> NDArray[Any]:
-    """An array or tensor as a NumPy array of floats, without a copy where possible."""
+def plain_array(label: str, value: Any) -> NDArray[Any]:
+    """An array or tensor as a NumPy array of floats, without a copy where possible.
+
+    Raises BadInput with this label for anything else, and for an array with a mask.
+    """
     if isinstance(value, np.ma.MaskedArray):
         if np.ma.is_masked(value):
             hint = "(give it other values there, as value.filled(0) does)"

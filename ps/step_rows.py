@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.rows import DistinctIds, Ids, find_distinct, sum_rows
+from ps.pytree import plain_array
 from ps.session.row_requests import Gather
 from shards import argument_checks
-from shards.argument_checks import describe_value
 from shards.errors import BadInput
 from shards.row_frames import RowGradient
 from shards.tables import SparseTable
@@ -57,10 +57,12 @@ class RowsOfStep:
             raise _about(table, expected="one scatter in a step", got="a second one")
         shape = len(distinct.inverse), dim
         try:
-            rows = np.asarray(gradient, np.float32 if isinstance(gradient, list) else None)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            expected = f"float32 of shape {shape}, a row for each id"
-            raise _about(table, expected=expected, got=describe_value(gradient)) from None
+            rows = plain_array(f"rows of table {table}", gradient)
+        except BadInput as error:
+            error.table = table
+            raise
+        if not (shape[0] or rows.size):
+            rows = rows.reshape(shape)  # an empty list has one axis
         if rows.dtype != np.float32 or rows.shape != shape:
             got = f"{rows.dtype} of shape {rows.shape}"
             raise _about(table, expected=f"float32 of shape {shape}, a row for each id", got=got)
@@ -92,6 +94,9 @@ def ids_of(argument: str, value: object) -> Ids:
         ids = np.asarray(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # rows of different lengths
         raise argument_checks.wrong(argument, expected, value) from None
+    if np.ma.is_masked(value):
+        hint = "(leave the masked ids out, as value.compressed() does)"
+        raise BadInput(argument, expected="ids without a mask", got=f"masked ones {hint}")
     if not ids.size and isinstance(value, list | tuple):
         ids = ids.astype(np.uint64)  # an empty list has no integers to be known by
     if ids.dtype not in _DTYPES or ids.ndim != 1:

@@ -200,7 +200,7 @@ class Sparse:
         - `init`: first values, such as `ps.Normal(0.1)` or `ps.Zeros()`; `ps.Uniform(0.01)`.
         - `seed`: a whole number; tables of other seeds have other first values.
         - `rows`: the most rows that may be stored, over all shards; beyond it, pushes of new ids
-          raise `ps.errors.Full`.
+          raise `ps.errors.Full`, and the shards without room apply nothing of them.
 
         Raises BadInput naming the setting.
         """

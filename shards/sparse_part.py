@@ -193,7 +193,8 @@ class SparsePart:
     def _check_kind(self, label: str, kind: Kind, zstd: bool) -> None:
         if kind is not Kind.F4 or zstd:
             raise BadMessage(
-                f"{label}: expected rows of table {self.table.name} as plain floats, got {kind}"
+                f"{label}: expected rows of table {self.table.name} as plain floats,"
+                f" got {kind}{' packed by zstd' if zstd else ''}"
             )
 
     # --- state ------------------------------------------------------------------------------------

@@ -83,6 +83,9 @@ def test_rows_and_weights_of_one_step(job: ps.Job) -> None:
         (np.zeros((3, 2), np.int64), "got int64 of shape (3, 2)"),
         ([[1, 2], [3]], "gather: user: expected int64 or uint64 of shape (n,)"),
         ("abc", "gather: user: expected int64 or uint64 of shape (n,)"),
+        (np.ma.array([1, 2], mask=[False, True]), "gather: user: expected ids without a mask"),
+        ([2**64], "got object of shape (1,)"),
+        ([-1, 2**63], "got float64 of shape (2,)"),
     ],
 )
 def test_ids_that_are_none(job: ps.Job, ids: object, text: str) -> None:
@@ -98,15 +101,44 @@ def test_ids_that_are_none(job: ps.Job, ids: object, text: str) -> None:
         (gradient_of(0, 3), "expected float32 of shape (7, 3), a row for each id, got float32"),
         (gradient_of(0).astype(np.float64), "got float64 of shape (7, 3)"),
         (np.full((7, 3), np.nan, np.float32), "got NaN or infinity in the row of id 5"),
+        (np.full((7, 3), -np.inf, np.float32), "got NaN or infinity in the row of id 5"),
+        (np.full((7, 3), 3e38, np.float32), "got NaN or infinity in the row of id 5"),
+        (np.ones((7, 3), np.int64), "rows of table user: expected an array of floats, got int64"),
+        (np.ma.masked_all((7, 3), np.float32), "rows of table user: expected an array without a"),
+        ([[1.0, 2.0, 3.0], [4.0]], "rows of table user: expected an array of floats, got a list"),
     ],
 )
-def test_gradients_that_are_none(job: ps.Job, gradient: np.ndarray[Any, Any], text: str) -> None:
+def test_gradients_that_are_none(job: ps.Job, gradient: Any, text: str) -> None:
     """Rows of another number or dtype, or that are not finite, are refused; the step can end."""
     with job.worker("w2") as me:
         with me.step(gather={"user": IDS}) as step, pytest.raises(ps.BadInput) as raised:
             step.scatter("user", gradient)
         assert text in str(raised.value)
         step.ack.result()
+
+
+def test_steps_of_no_ids_and_of_no_gradients(job: ps.Job) -> None:
+    """Empty ids have no rows, gathered ids need no gradient, and each step is one push."""
+    ids = np.array([2**63, 12], np.uint64)
+    with job.worker("w4") as me, job.reader() as reader:
+        for number, empty in enumerate(([], np.zeros(0, np.int64), np.zeros(0, np.uint64)), 1):
+            with me.step(samples=0, gather={"user": empty}) as step:
+                assert step.rows("user").shape == (0, DIM)
+                step.scatter("user", [] if number == 1 else np.zeros((0, DIM), np.float32))
+            assert step.ack.result().seq == number
+        with me.step(gather={"user": ids}) as step:
+            step.rows("user")
+        assert step.ack.result().seq == 4
+        with pytest.raises(ps.BadInput, match="2 of 2 ids without one, such as 12"):
+            reader.gather("user", ids, missing="error")
+        with me.step(gather={"user": ids}) as step:
+            step.scatter("user", np.ones((2, DIM), np.float32))
+            with pytest.raises(ps.BadInput, match="expected one scatter in a step, got a second"):
+                step.scatter("user", np.ones((2, DIM), np.float32))
+        assert step.ack.result().seq == 5
+        pushed = oracle()
+        push_to(pushed, ids, np.ones((2, DIM), np.float32))
+        assert np.array_equal(reader.gather("user", ids), pushed.gather(ids))
 
 
 def test_rows_are_not_weights(job: ps.Job) -> None:
