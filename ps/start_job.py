@@ -40,7 +40,6 @@ from shards.plurals import format_count
 from shards.resumed_state import resume_states
 from shards.shard_state import ShardState
 from shards.spec import ShardSpec, TableSpec
-from shards.tables import Layout
 
 Floats = NDArray[np.float32]
 
@@ -317,17 +316,10 @@ def _load_states(
     for subject, expected, got in (
         ("tables", in_words(first.layout), in_words(snapshot.manifest.layout)),
         ("rules", ", ".join(rules), ", ".join(snapshot.manifest.rules)),
-        # Rows that nobody has pushed are in no state, and would be others from now on.
-        ("first values", _first_values(first.layout), _first_values(snapshot.manifest.layout)),
     ):
         if expected != got:
             raise BadInput(f"resume {snapshot.place}", expected=f"{subject} {expected}", got=got)
     return resume_states(snapshot.states, snapshot.manifest.map, first)
-
-
-def _first_values(layout: Layout) -> str:
-    """Where the first values of each sparse table come from, in words."""
-    return "; ".join(f"{table.name} {table.init}, seed {table.seed}" for table in layout.sparse)
 
 
 def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:

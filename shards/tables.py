@@ -282,7 +282,8 @@ class Layout(msgspec.Struct, frozen=True):
             if dense_table.name == table:
                 return KeyRange(start, start + dense_table.size)
             start += dense_table.size
-        raise argument_checks.wrong("table", f"one of {', '.join(self.names)}", table)
+        expected = f"one of {', '.join(self.names)}" if self.names else "a job with a dense table"
+        raise argument_checks.wrong("table", expected, table)
 
     def sections(self, keys: KeyRange) -> tuple[Section, ...]:
         """The section of each table within a range of the arena, in order; none is empty."""

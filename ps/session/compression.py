@@ -177,8 +177,11 @@ def by_table(
 ) -> dict[str, Compression]:
     """The Compression of each table: one for all, or one for each that is named.
 
-    Raises BadInput for a table that `layout` does not have.
+    Raises BadInput for a table that `layout` does not have, and where all tables are sparse.
     """
+    if value and not layout.tables:
+        rows = ", ".join(layout.all_names)
+        raise BadInput("compression", expected="none for rows alone", got=f"some for {rows}")
     if not isinstance(value, Mapping):
         return dict.fromkeys(layout.names, compression_of("compression", value))
     for name in value:

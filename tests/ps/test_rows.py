@@ -235,14 +235,27 @@ def test_a_resumed_job_keeps_its_first_values(tmp_path: Path) -> None:
     with ps.local(tables(), shards=3, resume=tmp_path) as job, job.reader() as reader:
         assert np.array_equal(reader.gather("user", IDS), oracle().gather(IDS.view(np.uint64)))
     for other, text in (
-        ({"seed": SEED + 1}, "first values user Uniform.*, seed 8, got user Uniform.*, seed 7"),
-        ({"init": ps.Zeros()}, r"first values user Zeros\(\), seed 7, got user Uniform"),
+        (
+            {"seed": SEED + 1},
+            "user.rows of 3, Uniform.*, seed 8.*, got net.*; user.rows of 3, Uniform.*, seed 7",
+        ),
+        ({"init": ps.Zeros()}, r"user.rows of 3, Zeros\(\), seed 7.*, got .*Uniform"),
     ):
         settings: dict[str, Any] = {"seed": SEED, "init": ps.Uniform(0.1), **other}
         sparse = ps.Sparse(DIM, rule=ps.RowAdagrad(), **settings)
         changed = ps.Tables(net=tables()["net"], user=sparse)
         with pytest.raises(ps.BadInput, match=text), ps.local(changed, resume=tmp_path):
             pass
+
+
+def test_rows_are_not_compressed() -> None:
+    """A job of rows alone has nothing to compress, and says so; no choice is ignored."""
+    with ps.local(ps.Sparse(DIM)) as job:
+        for choice in ("int8", {"weights": "int8"}):
+            with pytest.raises(ps.BadInput, match="compression: expected none for rows alone"):
+                job.worker("w0", compression=choice).__enter__()
+    with ps.local(tables()) as job, pytest.raises(ps.BadInput, match="one of net, got 'user'"):
+        job.worker("w0", compression={"user": "int8"}).__enter__()
 
 
 def test_settings_that_are_refused() -> None:

@@ -50,6 +50,14 @@ def rows_of(ids: Sequence[int], seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal((len(ids), 2)).astype(np.float32)
 
 
+def rows_frame(value: float) -> bytes:
+    """A frame of two rows of this value."""
+    return np.full((2, 2), value, np.float32).tobytes()
+
+
+ONES, TWO = np.ones(256, np.float32).tobytes(), rows_frame(1.0)
+
+
 def push(
     worker: str, seq: int, ids: Sequence[int] | None, *, net: bool = True, **changes: Any
 ) -> tuple[Push, list[bytes]]:
@@ -136,6 +144,46 @@ def test_a_push_with_one_bad_table_changes_nothing(bad: str) -> None:
     answers = talk.shard.handle_together([good, Arrival(b"w", message, frames)], 0.0)
     assert [type(answer.message) for answer in answers] == [Ack, Refusal]
     check(talk, oracle((1, [5])), -1)
+
+
+BAD_PUSHES: list[tuple[list[Part], list[bytes], str]] = [
+    ([NET, USER], [ONES, ids_frame([9, 4]), TWO], "expected them in strictly ascending order"),
+    ([NET, USER], [ONES, ids_frame([4, 4]), TWO], "ascending order, got 4 after 4"),
+    ([NET, USER], [ONES, ids_frame([4, 9])[:-1], TWO], "ids of 8 bytes, got 15 bytes"),
+    ([NET, USER], [ONES, ids_frame([4, 9, 11]), TWO], "expected 3 rows of 2 float32, 24 bytes"),
+    ([NET, USER], [ONES, ids_frame([4]), TWO], "expected 1 rows of 2 float32, 8 bytes, got 16"),
+    ([NET, USER], [ONES, ids_frame([4, 9]), TWO[:-1]], "expected 2 rows of 2 float32"),
+    ([NET, USER], [ONES, ids_frame([4, 9])], "expected 3 frames, got 2"),
+    ([NET, USER], [ONES, ids_frame([4, 9]), TWO, TWO], "expected 3 frames, got 4"),
+    ([USER, USER], [ids_frame([4, 9]), TWO] * 2, "at most one part for each of the tables"),
+    ([USER, NET], [ONES, ids_frame([4, 9]), TWO], "user"),
+    ([NET, replace(USER, kind=Kind.INT8)], [ONES, ids_frame([4, 9]), TWO], "got int8"),
+    ([NET, replace(USER, zstd=True)], [ONES, ids_frame([4, 9]), TWO], "got f4 packed by zstd"),
+    ([NET, replace(USER, stop=9)], [ONES, ids_frame([4, 9]), TWO], "expected buckets"),
+    ([NET, replace(USER, table="item")], [ONES, ids_frame([4, 9]), TWO], "got one more of item"),
+    (
+        [NET, USER],
+        [ONES, ids_frame([4, 9]), rows_frame(np.inf)],
+        "table user holds NaN or infinity",
+    ),
+    ([NET, USER], [ONES, ids_frame([4, 9]), rows_frame(1e30)], "table user has a norm beyond"),
+]
+
+
+@pytest.mark.parametrize(("parts", "frames", "text"), BAD_PUSHES)
+def test_a_bad_push_takes_no_number(parts: list[Part], frames: list[bytes], text: str) -> None:
+    """A push with frames that do not fit changes nothing, and the next one has its number."""
+    talk = talk_of()
+    talk.say(*push("w", 1, [4, 7]))
+    message, _ = push("w", 2, None)
+    said = refusal(talk.say(replace(message, parts=parts), frames))
+    assert text in said.text
+    assert "\n" not in said.text
+    check(talk, oracle((1, [4, 7])), -1)
+    ((_, ack),) = talk.say(*push("w", 2, [4, 9]))
+    assert isinstance(ack, Ack)
+    assert (ack.seq, ack.duplicate) == (2, False)
+    check(talk, oracle((1, [4, 7]), (2, [4, 9])), -2)
 
 
 def test_a_round_divides_by_all_its_pushes() -> None:

@@ -156,6 +156,22 @@ def test_other_tensors_do_not_compare(place: Path, tmp_path: Path) -> None:
     assert "expected the same tensors in both" in error("diff", place, tmp_path / "other")
 
 
+@pytest.mark.parametrize("dense", [True, False])
+def test_rows_are_not_left_out_unsaid(dense: bool, tmp_path: Path) -> None:
+    """Weights of a job with rows are no file, and its snapshots are not compared without them."""
+    tables = {"user": ps.Sparse(3)} | ({"net": ps.Dense.zeros({"w": 3})} if dense else {})
+    with ps.local(ps.Tables(tables)) as job, ps.AdminClient(job.cluster) as admin:
+        about = {"layout": job.cluster.layout, "shard_map": job.cluster.map}
+        SnapshotCatalog(tmp_path / "rows").save(
+            1, admin.export(), **about, rules=("sgd",) * len(tables), workers=1
+        )
+    place = tmp_path / "rows"
+    assert "expected dense tables alone, got rows of table user" in error("diff", place, place)
+    expected = "expected a snapshot of one dense table, got"
+    assert expected in error("restore", place, "--output", tmp_path / "w.safetensors")
+    assert not (tmp_path / "w.safetensors").exists()
+
+
 # --- asking ---------------------------------------------------------------------------------------
 
 
