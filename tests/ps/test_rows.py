@@ -104,7 +104,7 @@ def test_ids_that_are_none(job: ps.Job, ids: object, text: str) -> None:
         (np.full((7, 3), -np.inf, np.float32), "got NaN or infinity in the row of id 5"),
         (np.full((7, 3), 3e38, np.float32), "got NaN or infinity in the row of id 5"),
         (np.ones((7, 3), np.int64), "rows of table user: expected an array of floats, got int64"),
-        (np.ma.masked_all((7, 3), np.float32), "rows of table user: expected an array without a"),
+        (np.ma.array(gradient_of(0), mask=True), "rows of table user: expected an array without a"),
         ([[1.0, 2.0, 3.0], [4.0]], "rows of table user: expected an array of floats, got a list"),
     ],
 )

@@ -161,9 +161,13 @@ def test_rows_are_not_left_out_unsaid(dense: bool, tmp_path: Path) -> None:
     """Weights of a job with rows are no file, and its snapshots are not compared without them."""
     tables = {"user": ps.Sparse(3)} | ({"net": ps.Dense.zeros({"w": 3})} if dense else {})
     with ps.local(ps.Tables(tables)) as job, ps.AdminClient(job.cluster) as admin:
-        about = {"layout": job.cluster.layout, "shard_map": job.cluster.map}
         SnapshotCatalog(tmp_path / "rows").save(
-            1, admin.export(), **about, rules=("sgd",) * len(tables), workers=1
+            1,
+            admin.export(),
+            layout=job.cluster.layout,
+            shard_map=job.cluster.map,
+            rules=("sgd",) * len(tables),
+            workers=1,
         )
     place = tmp_path / "rows"
     assert "expected dense tables alone, got rows of table user" in error("diff", place, place)
