@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
+from cupy_kernels.rows import mix
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
 from ps.session.payload_encoder import PayloadEncoder
@@ -50,19 +50,22 @@ def a_pull_stores_rows(patch: Patch) -> None:
 
 @MUTANTS.add(ClusterConfig.LOGGED, Promise.SERIAL)
 def a_row_and_its_slot_are_of_two_versions(patch: Patch) -> None:
-    """A state has rows of the present version, and the meta of the state before."""
+    """A state has the rows of the present version, and their meta from before the last push."""
+
+    def apply_rows(self: SparsePart, gradient: RowGradient, rate: float) -> None:
+        slots = self._index.find(gradient.ids, mix(gradient.ids))
+        self.__dict__["_former"] = gradient.ids[slots >= 0], self._meta[slots[slots >= 0]]
+        real_apply(self, gradient, rate)
 
     def export(self: SparsePart, *of: Any) -> Arrays:
-        arrays = real(self, *of)
-        meta = {number: row.copy() for number, row in zip(arrays[IDS], arrays[META], strict=True)}
-        former = former_meta.setdefault(id(self), {})
-        for at, number in enumerate(arrays[IDS]):
-            arrays[META][at] = former.get(number, arrays[META][at])
-        former_meta[id(self)] = meta
+        arrays = real_export(self, *of)
+        ids, meta = self.__dict__.get("_former", ((), ()))
+        for number, row in zip(ids, meta, strict=True):
+            arrays[META][arrays[IDS] == number] = row
         return arrays
 
-    former_meta: dict[int, dict[int, NDArray[Any]]] = {}
-    real = SparsePart.export
+    real_apply, real_export = SparsePart._apply_rows, SparsePart.export
+    patch.setattr(SparsePart, "_apply_rows", apply_rows)
     patch.setattr(SparsePart, "export", export)
 
 
