@@ -81,18 +81,21 @@ def test_a_push_and_a_pull_may_name_any_of_the_tables(shards: int, transport: st
 
 def test_what_does_not_fit_is_refused() -> None:
     """Before anything is sent, naming the table."""
-    with local_shards(specs_of(2)) as cluster, Client(cluster, worker="w") as client:
-        client.pull()
-        for gradient, text in (
-            ({"tail": BOTH["head"]}, "table: expected one of body, head, got 'tail'"),
-            ({"head": BOTH["body"]}, "push to table head: expected float32 of shape"),
-            (BOTH["body"], "push to tables body, head: expected float32 of shape"),
+    tables = ps.Tables(
+        body=ps.Dense.like({"w": np.zeros(3000)}),
+        head=ps.Dense.like({"w": np.zeros(3), "b": np.zeros((2, 2))}),
+    )
+    with ps.local(tables, shards=2) as job, job.worker("w") as me:
+        for table, gradient, text in (
+            ("tail", BOTH["head"], "table: expected one of body, head, got 'tail'"),
+            ("head", BOTH["body"], "table head: the value: expected the keys b, w, got an array"),
+            (None, BOTH["body"], "table: expected one of body, head, got None"),
         ):
-            with pytest.raises(ps.BadInput, match=text):
-                client.push(gradient)
+            with pytest.raises(ps.BadInput, match=text), me.step() as step:
+                step.push(table, gradient)
         with pytest.raises(ps.BadInput, match="table: expected one of body, head, got 'tail'"):
-            client.pull(tables=["tail"])
-        assert client.seq == 0
+            me.step().pull("tail")
+        assert me.seq == 0
 
 
 @pytest.mark.parametrize("compression", ["int8", {"body": "topk:0.1"}, {"head": "int8,zstd"}])
