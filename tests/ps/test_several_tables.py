@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with ps.local(tables, shards=2) as job, job.worker("w") as me:
         for table, gradient, text in (
             ("tail", BOTH["head"], "table: expected one of body, head, got 'tail'"),
-            ("head", BOTH["body"], "table head: the value: expected the keys b, w, got an array"),
+            ("head", BOTH["body"], "table head: the value: expected the keys w, b, got an array"),
             (None, BOTH["body"], "table: expected one of body, head, got None"),
         ):
             with pytest.raises(ps.BadInput, match=text), me.step() as step:
