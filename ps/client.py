@@ -70,7 +70,7 @@ def _by_one_thread(
 
     @wraps(method)
     def call_guarded(client: "Client", /, *args: Params.args, **options: Params.kwargs) -> Returned:
-        if getpid() != client.opener.pid:  # as `check_process`, whose calls cost time at each push
+        if getpid() != client.opener.pid:  # `check_process` would take two calls more at each push
             client.check_process()
         if not client._user.acquire(blocking=False):
             raise client._misuse_error("it is in use by another thread; make one for each thread")

@@ -256,10 +256,10 @@ def connect(
     if tables is None:
         layout, forms = cluster.layout, cluster.forms
         plain: dict[str, Dense | Sparse] = {
-            table.name: Dense.described(table, forms.get(table.name)) for table in layout.tables
+            table.name: Dense.from_table(table, forms.get(table.name)) for table in layout.tables
         }
         for table in layout.sparse:
-            plain[table.name] = Sparse.described(table, cluster.row_forms.get(table.name))
+            plain[table.name] = Sparse.from_table(table, cluster.row_forms.get(table.name))
         return Job(cluster, Tables(plain), file)
     described = tables_of(tables)
     layout_here = described.layout

@@ -49,12 +49,12 @@ class TableViews:
             (only,) = self._slices
             return only
         if not isinstance(table, str) or table not in self._slices:
-            error = argument_checks.wrong("table", self._expected(table), table)
+            error = argument_checks.wrong("table", self._describe_choice(table), table)
             error.table = table if isinstance(table, str) else None
             raise error
         return table
 
-    def _expected(self, table: object) -> str:
+    def _describe_choice(self, table: object) -> str:
         """The tables that could have been meant instead of `table`, for an error."""
         if isinstance(table, str) and table in self.sparse:
             return f"a dense table; {table} is sparse: gather and scatter its rows"

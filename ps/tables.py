@@ -118,7 +118,7 @@ class Dense:
         return cls.like(table.views(arena), **settings)
 
     @classmethod
-    def described(cls, table: DenseTable, form: TableForm | None) -> "Dense":
+    def from_table(cls, table: DenseTable, form: TableForm | None) -> "Dense":
         """The table of a running job; without a form its arrays are a dict by name.
 
         Its first values are zeros. A rule that this process does not know is left as the default.
@@ -214,7 +214,7 @@ class Sparse:
         self._table = SparseTable(ONLY, dim, *settings)
 
     @classmethod
-    def described(cls, table: SparseTable, form: RowForm | None) -> "Sparse":
+    def from_table(cls, table: SparseTable, form: RowForm | None) -> "Sparse":
         """The table of a running job; a rule that this process does not know is the default."""
         settings: dict[str, Any] = {"init": table.init, "seed": table.seed, "rows": table.rows}
         if form is None:

@@ -101,15 +101,15 @@ class _Cells:
         same = self._ids[cells] == ids
         slots = np.where(same, entries, 0).astype(np.int64) - 1
         # An empty cell ends the search, and so does the id itself.
-        (left,) = np.nonzero(~same & (entries != 0))
-        cells = cells[left]
-        while left.size:
+        (searching,) = np.nonzero(~same & (entries != 0))
+        cells = cells[searching]
+        while searching.size:
             cells = self._next(cells)
             entries = self._entries[cells]
-            same = self._ids[cells] == ids[left]
-            slots[left[same]] = entries[same].astype(np.int64) - 1
+            same = self._ids[cells] == ids[searching]
+            slots[searching[same]] = entries[same].astype(np.int64) - 1
             more = ~same & (entries != 0)
-            left, cells = left[more], cells[more]
+            searching, cells = searching[more], cells[more]
         return slots
 
     def insert(self, ids: Ids, mixed: Ids, slots: Slots) -> None:
@@ -119,16 +119,16 @@ class _Cells:
             # Several may want one cell. One of them gets it, whichever NumPy writes last, and the
             # others look further, as they do from an occupied cell.
             self._entries[cells[free]] = entries[free]
-            placed = free[self._entries[cells[free]] == entries[free]]
-            self._ids[cells[placed]] = ids[placed]
+            won = free[self._entries[cells[free]] == entries[free]]
+            self._ids[cells[won]] = ids[won]
             more = np.ones(ids.size, np.bool_)
-            more[placed] = False
+            more[won] = False
             ids, entries, cells = ids[more], entries[more], self._next(cells[more])
 
     def items(self, start: int, stop: int) -> tuple[Ids, Slots]:
-        (taken,) = np.nonzero(self._entries[start:stop])
-        taken += start
-        return self._ids[taken], self._entries[taken].astype(np.int64) - 1
+        (occupied,) = np.nonzero(self._entries[start:stop])
+        occupied += start
+        return self._ids[occupied], self._entries[occupied].astype(np.int64) - 1
 
     def _homes(self, mixed: Ids) -> NDArray[np.int64]:
         return ((mixed - self._base) >> np.uint64(self.shift)).view(np.int64)

@@ -73,13 +73,13 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
 
     slot_names: ClassVar[tuple[str, ...]] = ()
     additive: ClassVar[bool] = False
-    """Whether, without decay, updates by two gradients equal one update by their sum."""
+    """True if, without decay, updates by two gradients equal one update by their sum."""
     versions: ClassVar[int] = 0
     """How many past versions the rule needs, to find the weights of a late gradient."""
     dense: ClassVar[bool] = True
-    """Whether it updates dense tables."""
+    """True if it updates dense tables."""
     rows: ClassVar[bool] = False
-    """Whether it updates the rows of sparse tables."""
+    """True if it updates the rows of sparse tables."""
 
     def apply(
         self,

@@ -47,8 +47,8 @@ class _Greeting(msgspec.Struct, frozen=True):
 _GREETINGS = msgspec.msgpack.Decoder(_Greeting)
 _PLACE = struct.Struct("<HH")  # bytes of a header, frames that belong to it
 MARKED = MAX_HEADER_BYTES >> 8
-"""The second byte of an envelope is at most this; that of what is not one, such as a part of it, is
-more. A receiver compares it before it calls whoever reads such messages."""
+"""The second byte of an envelope is at most this; that of another message, such as a part of one,
+is more. A receiver compares it before it calls the reader of such messages."""
 
 
 def encode(message: Message) -> bytes:

@@ -59,7 +59,7 @@ class FolderInbox:
 
 
 def _accept(path: Path, order: Order) -> PendingOrder:
-    """Take the order in this file; its answer is written beside it. Raises OSError."""
+    """Take the order in this file; its answer is written into the same folder. Raises OSError."""
     taken = path.rename(path.with_suffix(_TAKEN))
 
     def answer(error: DownpourError | None, text: str) -> None:

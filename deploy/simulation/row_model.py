@@ -66,7 +66,7 @@ def gradient_of_push(worker: int, seq: int, incarnation: int) -> RowGradient | N
 
 
 def gather_for(worker: int, clock: int) -> Gather:
-    """What a worker pulls at a clock: some rows that are pushed, and one that never is."""
+    """The rows that a worker pulls at a clock: some that are pushed, and one that never is."""
     ids = {*ids_of_push(worker, clock + 1), clock % len(IDS_PUSHED), NEVER_PUSHED}
     return Gather({NAME: np.array(sorted(ids), np.uint64)})
 

@@ -35,7 +35,7 @@ _AGAIN_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 Start = Callable[[ShardLaunch, ProcessHandle | None], ProcessHandle]
 """Starts a shard without waiting for it: for the first time, or to replace one that has died."""
 Refuse = Callable[[RefusalLaunch, ProcessHandle], Callable[[], None]]
-"""Answers in place of a shard, whose last process is given; returns what ends that."""
+"""Takes a shard's last process, answers in its place, and returns a function that ends that."""
 
 
 class SingleCopies:

@@ -38,8 +38,6 @@ Floats = NDArray[np.float32]
 Gradients = Mapping[str, Any]
 """A gradient for each table that is pushed: flat float32 of the table's size, or a RowGradient."""
 
-_ANY_FINITE = Guard()
-
 
 class PulledView(msgspec.Struct, frozen=True):
     """View `number` of a section of a table in the shard's incarnation `boot`; `weights` are those
@@ -219,7 +217,10 @@ class PayloadEncoder:
     def _check_rows(self, part: SplitIds, rows: Floats, seq: int) -> None:
         """Raise BadInput if a shard would refuse its rows of a table."""
         table = part.table.name
-        limit = self._limits.get(table, _ANY_FINITE)
+        limit = self._limits.get(table)
+        if limit is None:
+            check_squares(table, rows.reshape(-1), seq)
+            return
         for positions in part.positions:
             check_squares(table, rows[positions].reshape(-1), seq, limit)
 

@@ -1,4 +1,4 @@
-"""Rows of sparse tables beside a chaos run's dense table: their pushes, and what they prove.
+"""Rows of sparse tables in a chaos run: the pushes of them, and the verdicts on what is read.
 
 A worker has ids of its own, enough that each shard owns some. Every push of it has a gradient for
 all of their rows, in the same step as its dense gradient, and its columns are those of the dense

@@ -37,9 +37,9 @@ def chaos(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
         text=True,
         check=False,
     )
-    told = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     (report,) = folder.glob("runs/chaos/*/report.json")
-    return done.returncode, json.loads(report.read_text()), told
+    return done.returncode, json.loads(report.read_text()), output
 
 
 @pytest.mark.slow
@@ -52,13 +52,15 @@ def test_nothing_acknowledged_is_lost_or_doubled(level: str, tmp_path: Path) -> 
     """
     kills = KILLS[level]
     options = ["--level", level, "--kills", str(kills), *OPTIONS]
-    status, report, told = chaos(tmp_path, *options)
-    assert (status, report["broken"], report["kept"]) == (0, "", True), told
-    assert sum(n for kind, n in report["faults"].items() if kind.startswith("kill")) >= kills, told
-    assert {(one["lost"], one["doubled"]) for one in report["verdicts"]} == {(0, 0)}, told
-    assert min(one["acknowledged"] for one in report["verdicts"]) > 0, told
-    assert report["reads"]["findings"] == [], told
-    assert report["reads"]["judged"] > 0, told
+    status, report, output = chaos(tmp_path, *options)
+    assert (status, report["broken"], report["kept"]) == (0, "", True), output
+    assert sum(n for kind, n in report["faults"].items() if kind.startswith("kill")) >= kills, (
+        output
+    )
+    assert {(one["lost"], one["doubled"]) for one in report["verdicts"]} == {(0, 0)}, output
+    assert min(one["acknowledged"] for one in report["verdicts"]) > 0, output
+    assert report["reads"]["findings"] == [], output
+    assert report["reads"]["judged"] > 0, output
 
 
 @pytest.mark.slow
@@ -70,12 +72,12 @@ def test_nor_is_a_window_over_two_tables(tmp_path: Path) -> None:
     The tour alone kills up to six processes. Other levels: make check C=chaos WINDOW=4 LEVEL=...
     """
     few = ("--workers", "3", "--kills", "7", "--window", "4")
-    status, report, told = chaos(tmp_path, "--level", "replicated", *OPTIONS, *few)
-    assert (status, report["broken"], report["kept"]) == (0, "", True), told
-    assert all(report["faults"].get(kind) for kind in LEVELS["replicated"].survives), told
-    assert {(one["lost"], one["doubled"]) for one in report["verdicts"]} == {(0, 0)}, told
-    assert min(one["acknowledged"] for one in report["verdicts"]) > 0, told
-    assert report["reads"]["findings"] == [], told
+    status, report, output = chaos(tmp_path, "--level", "replicated", *OPTIONS, *few)
+    assert (status, report["broken"], report["kept"]) == (0, "", True), output
+    assert all(report["faults"].get(kind) for kind in LEVELS["replicated"].survives), output
+    assert {(one["lost"], one["doubled"]) for one in report["verdicts"]} == {(0, 0)}, output
+    assert min(one["acknowledged"] for one in report["verdicts"]) > 0, output
+    assert report["reads"]["findings"] == [], output
 
 
 @pytest.mark.slow
@@ -88,10 +90,10 @@ def test_reads_keep_the_bound_past_a_join(tmp_path: Path) -> None:
     """
     joins = ("--level", "memory", "--kinds", "kill -9 of a worker", "--kills", "6", "--bound", "2")
     slow = ("--workers", "3", "--burst", "1", "--slow-ms", "60", "--light", "--seconds", "86400")
-    status, report, told = chaos(tmp_path, *joins, *slow)
-    assert report["reads"]["findings"] == [], told
-    assert (status, report["broken"], report["kept"]) == (0, "", True), told
-    assert report["reads"]["judged"] > 0, told
+    status, report, output = chaos(tmp_path, *joins, *slow)
+    assert report["reads"]["findings"] == [], output
+    assert (status, report["broken"], report["kept"]) == (0, "", True), output
+    assert report["reads"]["judged"] > 0, output
 
 
 @pytest.mark.slow
@@ -107,13 +109,13 @@ def test_half_a_push_that_another_completes_is_found(tmp_path: Path) -> None:
     slow = ("--slow-ms", "60", "--light", "--seconds", "86400", "--floats", "1024")
     for seed in range(1, 6):
         (run := tmp_path / str(seed)).mkdir()
-        status, report, told = chaos(run, *plant, *joins, *slow, "--seed", str(seed))
+        status, report, output = chaos(run, *plant, *joins, *slow, "--seed", str(seed))
         if status:
             break
-    assert (status, report["kept"]) == (1, False), told
+    assert (status, report["kept"]) == (1, False), output
     breaches = {finding.partition(":")[0] for finding in report["reads"]["findings"]}
-    assert Breach.DOUBLED in breaches, told
-    assert any("shard 0" in finding for finding in report["reads"]["findings"]), told
+    assert Breach.DOUBLED in breaches, output
+    assert any("shard 0" in finding for finding in report["reads"]["findings"]), output
 
 
 @pytest.mark.slow
@@ -121,8 +123,8 @@ def test_half_a_push_that_another_completes_is_found(tmp_path: Path) -> None:
 def test_nor_is_it_over_curve(tmp_path: Path) -> None:
     """Shards that come back have their keys, and each life of a worker joins with a new one."""
     few = ("--workers", "2", "--shards", "1", "--kills", "2")
-    status, report, told = chaos(tmp_path, "--curve", "--level", "process", *OPTIONS, *few)
-    assert (status, report["broken"], report["kept"]) == (0, "", True), told
-    assert report["faults"]["kill -9 of a shard"] > 0, told
-    assert report["faults"]["kill -9 of a worker"] > 0, told
-    assert {(one["lost"], one["doubled"]) for one in report["verdicts"]} == {(0, 0)}, told
+    status, report, output = chaos(tmp_path, "--curve", "--level", "process", *OPTIONS, *few)
+    assert (status, report["broken"], report["kept"]) == (0, "", True), output
+    assert report["faults"]["kill -9 of a shard"] > 0, output
+    assert report["faults"]["kill -9 of a worker"] > 0, output
+    assert {(one["lost"], one["doubled"]) for one in report["verdicts"]} == {(0, 0)}, output

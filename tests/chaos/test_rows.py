@@ -116,7 +116,7 @@ def test_a_dense_table_without_its_rows_is_seen(count: int, marks: int) -> None:
 
 
 def test_a_read_of_keys_and_rows_of_two_versions_is_seen() -> None:
-    """A read whose rows lack a push that its keys have, or have one more, contradicts them."""
+    """A read is refuted if its rows lack a push that its keys have, or have another one more."""
     gather = gather_for(3)
     ids = gather.ids["rows"]
     rows, stored = np.zeros((len(ids), 2), np.float32), np.zeros(len(ids), np.bool_)

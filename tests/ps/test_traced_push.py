@@ -54,7 +54,7 @@ def test_a_push_is_short_to_follow() -> None:
     A layer that only forwards costs a reader as much as one that works: fold it before you raise
     the limits.
     """
-    pytest.importorskip("numba")  # whose loops are one call
+    pytest.importorskip("numba")  # a compiled loop is one call
     traces = trace_pushes(PUSHES)
     assert 0 < min(map(len, traces)) <= CALLS
     assert 0 < min(len(set(files)) for files in traces) <= FILES

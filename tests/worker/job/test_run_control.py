@@ -33,8 +33,8 @@ def test_orders_are_taken_in_sequence() -> None:
 
 
 def test_every_order_has_one_answer() -> None:
-    """The first answer counts. At the end, those that wait, those that were taken and not
-    answered, and those that come later are told that they were not carried out."""
+    """The first answer counts. At the end, orders that wait, orders that were taken and not
+    answered, and later ones get the answer that they were not carried out."""
     answers: list[tuple[str, DownpourError | None, str]] = []
 
     def submit(name: str) -> None:
