@@ -37,7 +37,7 @@ PIECE_BYTES = 4 << 20  # a larger state travels in pieces of this size (state_pi
 # Below 2**63, so that the sum of two counts still fits into the int64 columns of the records.
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
-LONGEST_TEXT = 256
+LONGEST_TEXT = 512  # two paths of a log fit into it
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 Host = Annotated[str, Meta(max_length=128)]
 PieceBytes = Annotated[int, Meta(ge=256, le=PIECE_BYTES)]

@@ -25,6 +25,7 @@ from ps.transport.transports import Transport, transport_named
 from ps.wal.autosave import ROLLBACK_S
 from shards import argument_checks
 from shards.errors import BadInput
+from shards.messages import LONGEST_TEXT
 from shards.rules import Rule
 from shards.spec import ShardSpec
 
@@ -135,6 +136,12 @@ def remedy(logs: object, rollback_s: float | None) -> str:
             ' durability="process" without a loss'
         )
     return "the job has ended: continue from a snapshot, if there is one, with resume=..."
+
+
+def join_advice(cause: str, advice: str) -> str:
+    """The cause of a shard's death with the advice, as one answer of a shard can hold them."""
+    # The cause is cut, because the length of an answer is limited, and the advice must be in it.
+    return f"{cause[: LONGEST_TEXT - len(advice) - 2]}; {advice}"
 
 
 def plan_of(specs: Sequence[ShardSpec], options: LaunchOptions) -> LaunchPlan:

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from ps.cluster import Cluster
 from ps.job_spec import make_cluster
 from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch
-from ps.launch.launch_plan import START_S, LaunchPlan, bind_again, remedy
+from ps.launch.launch_plan import START_S, LaunchPlan, bind_again, join_advice, remedy
 from ps.launch.process_handle import ProcessHandle
 from ps.launch.restart import RestartPolicy
 from ps.logs import logger
@@ -37,7 +37,6 @@ from ps.socket_context import SocketContext
 from ps.transport.coordinator_messages import PrimaryInfo
 from ps.transport.primary_resolver import PrimaryResolver
 from shards.errors import GiveUp, WrongBuild
-from shards.messages import LONGEST_TEXT
 
 _POLL_S = 0.1
 _AGAIN_S = 2.0  # pause after a process that never served
@@ -258,8 +257,7 @@ class ReplicatedShards:
     def _end_job(self, loss: str) -> None:
         """Have every client learn at once that the job cannot continue, and the remedy."""
         assert self._resolver is not None
-        advice = remedy(None, None)
-        self._resolver.end_job(f"{loss[: LONGEST_TEXT - len(advice) - 2]}; {advice}")
+        self._resolver.end_job(join_advice(loss, remedy(None, None)))
 
     def _keep_coordinator(self) -> None:
         """Restart a dead coordinator, after a growing pause while none of them answers."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ps.cluster import Cluster
 from ps.job_spec import make_cluster
 from ps.launch.child_protocol import RefusalLaunch, ShardLaunch
-from ps.launch.launch_plan import START_S, LaunchPlan, bind_again, recovery_s, remedy
+from ps.launch.launch_plan import START_S, LaunchPlan, bind_again, join_advice, recovery_s, remedy
 from ps.launch.process_handle import ProcessHandle
 from ps.launch.restart import RestartingProcess
 from ps.logs import logger
@@ -25,7 +25,6 @@ from ps.shared_memory.shm_files import temporary_folder
 from ps.wal.autosave import delete_autosaves
 from ps.wal.log_folder import LogFolder
 from shards.errors import BadInput, DownpourError
-from shards.messages import LONGEST_TEXT
 from shards.spec import ShardSpec
 
 _NAMED = 8  # most shards named in one error
@@ -161,8 +160,7 @@ def serving(
             again = replace(order, bind=bind_again(order.bind, endpoint))
 
             def refuse_for(cause: str, last: ProcessHandle, again: ShardLaunch = again) -> None:
-                # The cause is cut, because an answer is short and the advice must be in it.
-                reason = f"{cause[: LONGEST_TEXT - len(advice) - 2]}; {advice}"
+                reason = join_advice(cause, advice)
                 for pause_s in _AGAIN_S:
                     if ending.wait(pause_s):
                         return

@@ -70,9 +70,10 @@ class PrimaryResolver:
             raise GiveUp(self._ended)
 
     def end_job(self, reason: str) -> None:
-        """Have the coordinator answer all clients that the job has ended, in up to 256 characters.
+        """Have the coordinator answer all clients that the job has ended.
 
-        Repeat it, because the coordinator may be restarted.
+        `reason` has up to LONGEST_TEXT characters. Repeat it, because the coordinator may be
+        restarted.
         """
         with contextlib.suppress(zmq.Again):
             self.socket.send(msgspec.msgpack.encode(EndJob(self._job, reason)), zmq.NOBLOCK)

@@ -1,7 +1,9 @@
 """The plots: their input figures are correct, and every kind of run can be drawn."""
 
+import gc
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +113,15 @@ RUNS = {
 }
 
 
+@pytest.fixture
+def no_garbage() -> None:
+    """Collect the garbage of earlier tests, which may warn, before a test forbids warnings."""
+    with warnings.catch_warnings(action="ignore"):
+        gc.collect()
+
+
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.filterwarnings("error")
 def test_every_kind_of_run_can_be_drawn(tmp_path: Path, name: str) -> None:
     """Both plots are PNGs of one size, for a page to load at once, drawn without a warning."""

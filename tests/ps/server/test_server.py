@@ -172,10 +172,16 @@ def test_mangled_messages_are_refused(server: ShardServer) -> None:
 
 
 def test_frames_too_many_or_too_large_for_what_they_come_with(server: ShardServer) -> None:
-    """A request without frames ignores extra ones; an install checks its own; others' are bad."""
+    """A request without frames ignores extra ones; an install and a read check theirs; others' are
+    bad."""
     job = server.shard.spec.job
     with Peer(server) as peer:
-        reply = peer.ask(*alone(Read(3, job), *[b"x"] * 1000))
+        reply = peer.ask(*alone(AskStatus(3, job), *[b"x"] * 1000))
+        assert (reply.request, type(reply).__name__) == (3, "Status")
+        refusal = peer.ask(*alone(Read(3, job), *[b"x"] * 1000))
+        assert isinstance(refusal, Refusal)
+        assert (refusal.request, refusal.remedy) == (3, Remedy.BAD_MESSAGE)
+        reply = peer.ask(*alone(Read(3, job)))
         assert (reply.request, type(reply).__name__) == (3, "Weights")
         refusal = peer.ask(*alone(Read(3, job)), b"x")
         assert isinstance(refusal, Refusal)

@@ -126,5 +126,8 @@ def test_what_a_gradient_returns_is_checked(returned: Any, got: str) -> None:
 def test_one_table_is_expected() -> None:
     """The loop trains jobs with one table; the error names those there are."""
     two = ps.Tables(a=ps.Dense.like(START), b=ps.Dense.like(START))
-    with ps.local(two) as job, pytest.raises(BadInput, match="one table, got a, b"):
+    with (
+        ps.local(two) as job,
+        pytest.raises(BadInput, match="expected a job with one dense table, got a, b"),
+    ):
         worker.loop(job, "w0", gradient, batches(0), steps=1)
