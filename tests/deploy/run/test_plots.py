@@ -139,6 +139,7 @@ def test_every_kind_of_run_can_be_drawn(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "figures", [{"accuracy": 0.97, "loss": 0.1}, {"loss": 2.3}, {"top5": 0.9}], ids=str
 )
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.filterwarnings("error")
 def test_tests_are_drawn(tmp_path: Path, figures: dict[str, float]) -> None:
     """The tests' accuracy is drawn, else their loss; a net with neither leaves the plot
