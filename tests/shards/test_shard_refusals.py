@@ -5,8 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from shards.errors import BadMessage
 from shards.job_ids import digest_of
 from shards.messages import (
+    LONGEST_TEXT,
     MAX_IN_FLIGHT,
     MAX_STEPS,
     PROTOCOL,
@@ -16,6 +18,7 @@ from shards.messages import (
     Refusal,
     Remedy,
 )
+from shards.refusals import refusal as refusal_of
 from shards.schema_digest import SCHEMA
 from tests.support.shard_dsl import (
     SIZE,
@@ -130,8 +133,8 @@ def test_a_refusal_is_one_short_line() -> None:
     said = refusal(Talk().say(hello("w", job=job)))
     named = " ".join(["jib jab"] * 12)
     assert said.text == f"shard 0 serves another job than {named} -{digest_of(job)}"
-    said = refusal(Talk().say(hello("w" * 128, schema="b" * 128)))
-    assert len(said.text) == 256
+    said = refusal_of(1, 0, 1, BadMessage(f"expected {'word ' * LONGEST_TEXT}"))
+    assert len(said.text) == LONGEST_TEXT
 
 
 def test_a_false_clock_within_the_limit_holds_back_nobody() -> None:
