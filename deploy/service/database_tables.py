@@ -1,7 +1,8 @@
 """The service's database: an index of the job folders that can be rebuilt from them.
 
 SQLite in WAL mode, or PostgreSQL. Schema changes are alembic migrations, in the folder migrations.
-A list of jobs reads the table `job` alone; series and logs are never in the database.
+A list of jobs reads the table `job` alone; series and logs are never in the database. A column's
+default is its value in a new row.
 """
 
 from collections.abc import Iterator
@@ -60,24 +61,24 @@ job = sa.Table(
     sa.Column("priority", sa.Integer, nullable=False),
     sa.Column("slots", sa.Integer, nullable=False),
     sa.Column("settings", sa.JSON, nullable=False),
-    sa.Column("state", PlainText, nullable=False),
-    sa.Column("state_seq", sa.Integer, nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("nonce", PlainText, nullable=False),
-    sa.Column("code", PlainText, nullable=False),
-    sa.Column("reason", PlainText, nullable=False),
-    sa.Column("contact", PlainText, nullable=False),
-    sa.Column("cancelled", sa.Boolean, nullable=False),
-    sa.Column("fruitless", sa.Integer, nullable=False),
-    sa.Column("not_before", sa.Float, nullable=False),
+    sa.Column("state", PlainText, nullable=False, default="queued"),
+    sa.Column("state_seq", sa.Integer, nullable=False, default=0),
+    sa.Column("attempt", sa.Integer, nullable=False, default=0),
+    sa.Column("nonce", PlainText, nullable=False, default=""),
+    sa.Column("code", PlainText, nullable=False, default=""),
+    sa.Column("reason", PlainText, nullable=False, default=""),
+    sa.Column("contact", PlainText, nullable=False, default=""),
+    sa.Column("cancelled", sa.Boolean, nullable=False, default=False),
+    sa.Column("fruitless", sa.Integer, nullable=False, default=0),
+    sa.Column("not_before", sa.Float, nullable=False, default=0.0),
     sa.Column("snapshot", PlainText),
     sa.Column("request_key", PlainText, unique=True),
-    sa.Column("events_read", sa.Integer, nullable=False),
+    sa.Column("events_read", sa.Integer, nullable=False, default=0),
     sa.Column("created", sa.Float, nullable=False),
     sa.Column("updated", sa.Float, nullable=False),
-    sa.Column("head", sa.JSON, nullable=False),
-    sa.Column("alerts", sa.JSON, nullable=False),
-    sa.Column("pinned", sa.JSON, nullable=False),
+    sa.Column("head", sa.JSON, nullable=False, default={}),
+    sa.Column("alerts", sa.JSON, nullable=False, default=[]),
+    sa.Column("pinned", sa.JSON, nullable=False, default=[]),
 )
 sa.Index("job_by_state", job.c.state, job.c.id)
 sa.Index("job_by_project", job.c.project, job.c.id)
@@ -89,11 +90,11 @@ attempt = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("started", sa.Float, nullable=False),
     sa.Column("ended", sa.Float),
-    sa.Column("cause", PlainText, nullable=False),
-    sa.Column("message", PlainText, nullable=False),
+    sa.Column("cause", PlainText, nullable=False, default=""),
+    sa.Column("message", PlainText, nullable=False, default=""),
     sa.Column("exit_status", sa.Integer),
     sa.Column("snapshot", PlainText),
-    sa.Column("log_tail", LongText, nullable=False),
+    sa.Column("log_tail", LongText, nullable=False, default=""),
 )
 
 event = sa.Table(

@@ -58,23 +58,6 @@ class StateChanged(GiveUp):
 
 _LISTED = [column for column in database_tables.job.c if column.name != "settings"]
 _SUBMITTED = ("id", "name", "project", "owner", "labels", "priority", "request_key", "created")
-_FRESH: dict[str, Any] = {
-    "state": JobState.QUEUED,
-    "state_seq": 0,
-    "attempt": 0,
-    "nonce": "",
-    "code": "",
-    "reason": "",
-    "contact": "",
-    "cancelled": False,
-    "fruitless": 0,
-    "not_before": 0.0,
-    "snapshot": None,
-    "events_read": 0,
-    "head": {},
-    "alerts": [],
-    "pinned": [],
-}
 
 
 class JobStore:
@@ -477,7 +460,6 @@ class JobStore:
         if submission is None or submission.id != folder.name:
             return False
         values = {
-            **_FRESH,
             **{name: getattr(submission, name) for name in _SUBMITTED},
             "slots": settings.workers,
             "settings": settings.plain(),
@@ -541,9 +523,8 @@ class JobStore:
         }
         with self._engine.begin() as connection:
             if entry.kind == "start":
-                fresh = {"job": job, "number": entry.attempt, "started": entry.time}
-                blank = {"cause": "", "message": "", "log_tail": ""}
-                connection.execute(sa.insert(database_tables.attempt).values(**fresh, **blank))
+                values = {"job": job, "number": entry.attempt, "started": entry.time}
+                connection.execute(sa.insert(database_tables.attempt).values(values))
             if (end := entry.data.get(_END)) is not None:
                 table = database_tables.attempt
                 which = (table.c.job == job, table.c.number == entry.attempt)
