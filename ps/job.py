@@ -203,8 +203,8 @@ class Job(BoundToProcess):
             return reader.pull(consistent=consistent)
 
     def status(self) -> list[ShardStatus]:
-        """Each shard's counters since the start (pushes, pulls, samples, payload bytes, refusals)
-        and its workers, with their clocks and whether they wait.
+        """Each shard's counters since the start (pushes, pulls, samples, payload bytes, refusals),
+        its stored rows, and its workers, with their clocks and whether they wait.
 
         Needs the key of the job's operator. Raises `ps.errors.Unreachable` when a shard does not
         answer for 30 s, and `ps.errors.JobEnded` if the job has ended.

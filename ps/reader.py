@@ -59,12 +59,12 @@ class Sent(msgspec.Struct):
 class Done(msgspec.Struct, frozen=True):
     """A complete read: each shard's version and frames; or the error that ended it.
 
-    A shard that was not asked has no frames and version 0. With `moved_to` it is not complete: the
+    A shard that was not asked has no frames and no version. With `moved_to` it is not complete: the
     job is at the shards of this cluster now.
     """
 
     request: int
-    versions: tuple[int, ...] = ()
+    versions: tuple[int | None, ...] = ()
     frames: tuple[Sequence[Buffer], ...] = ()
     rows: tuple[SplitIds, ...] = ()
     error: Exception | None = None
@@ -127,7 +127,7 @@ class ReadRequests:
         answers = asked.answers
         return Done(
             reply.request,
-            tuple(answers[n][0].version if n in answers else 0 for n in self._shards),
+            tuple(answers[n][0].version if n in answers else None for n in self._shards),
             tuple(answers[n][1] if n in answers else () for n in self._shards),
             asked.rows,
         )
@@ -235,8 +235,8 @@ class Reader(BoundToProcess, ClosingContext):
     """A blocking reader of the weights; a context manager. Not for use by two threads.
 
     It registers no worker, does not wait at the staleness bound, and follows the job to other
-    shards. After a `pull`, `versions` has the version that each shard's part was of. Make it with
-    `ps.reader` or `Job.reader`.
+    shards. After a `pull` or `gather`, `versions` has the version that each shard's part was of,
+    None for a shard that was not asked. Make it with `ps.reader` or `Job.reader`.
     """
 
     _is_a, _instead = "a reader", "make one of ps.connect there"
@@ -252,7 +252,7 @@ class Reader(BoundToProcess, ClosingContext):
         """`check` is called when an answer is late: it may raise the reason why none will come."""
         patience_s = argument_checks.seconds("patience_s", patience_s, endless=True)
         self._check = check
-        self.versions: tuple[int, ...] = ()
+        self.versions: tuple[int | None, ...] = ()
         self._views, self._patience_s = views, patience_s
         self._opener = Opener()
         self._connection: Connection | None = None
@@ -260,7 +260,8 @@ class Reader(BoundToProcess, ClosingContext):
 
     def __repr__(self) -> str:
         state = "closed" if self._connection is None else "open"
-        versions = f", last read version {'/'.join(map(str, self.versions))}"
+        known = ("-" if version is None else str(version) for version in self.versions)
+        versions = f", last read version {'/'.join(known)}"
         return (
             f"<reader of job {self._cluster.name}: {state}, {self._cluster.map.shards} shards at"
             f" {self._cluster.where(0)}{versions if self.versions else ''}>"
@@ -306,13 +307,15 @@ class Reader(BoundToProcess, ClosingContext):
 
         Raises BadInput naming the argument, and as `pull` does.
         """
-        name = table_of(self._views.sparse, table).name
+        name = table_of("table", self._views.sparse, table).name
         distinct = find_distinct(ids_of(f"gather: {name}", ids))
         policy = argument_checks.choice("gather: missing", missing, MissingRows)
         if not len(distinct.ids):
+            self.versions = (None,) * self._cluster.map.shards
             return np.zeros((0, self._views.sparse[name].dim), np.float32)
         connection, done = self._read_job({name: distinct.ids}, consistent=consistent)
         gathered = connection.rows(done)[name]
+        self.versions = done.versions
         return fill_missing(name, distinct.ids, gathered, policy)[distinct.inverse]
 
     def _read_job(

@@ -1,6 +1,6 @@
 """The rows of sparse tables in a step: the ids that it reads, and the gradients of their rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class RowsOfStep:
             raise argument_checks.wrong("gather", "a dict of ids by table", ids)
         self._tables = tables
         self._distinct = {
-            name: find_distinct(ids_of(f"gather: {table_of(tables, name).name}", values))
+            table_of("gather", tables, name).name: find_distinct(ids_of(f"gather: {name}", values))
             for name, values in (ids or {}).items()
         }
         self.gather = (
@@ -45,7 +45,7 @@ class RowsOfStep:
 
     def find(self, table: str) -> DistinctIds:
         """The ids of a table; raises BadInput if the step has none."""
-        table_of(self._tables, table)
+        table_of("table", self._tables, table)
         if table not in self._distinct:
             raise _about(table, expected="a step with its ids, step(gather={...})", got="none")
         return self._distinct[table]
@@ -63,10 +63,11 @@ class RowsOfStep:
             raise
         if not (shape[0] or rows.size):
             rows = rows.reshape(shape)  # an empty list has one axis
-        if rows.dtype != np.float32 or rows.shape != shape:
-            got = f"{rows.dtype} of shape {rows.shape}"
-            raise _about(table, expected=f"float32 of shape {shape}, a row for each id", got=got)
-        summed = sum_rows(distinct, rows)
+        if rows.shape != shape:
+            expected = f"shape {shape}, a row for each id"
+            raise _about(table, expected=expected, got=f"shape {rows.shape}")
+        with np.errstate(over="ignore"):  # infinity is named below
+            summed = sum_rows(distinct, rows.astype(np.float32, copy=False))
         if not np.isfinite(summed).all():
             row = int(np.argmin(np.isfinite(summed).all(axis=1)))
             raise _about(
@@ -77,12 +78,13 @@ class RowsOfStep:
         self.gradients[table] = RowGradient(distinct.ids, summed)
 
 
-def table_of(tables: Mapping[str, SparseTable], name: object) -> SparseTable:
-    """The sparse table of this name; raises BadInput."""
+def table_of(argument: str, tables: Mapping[str, SparseTable], name: object) -> SparseTable:
+    """The sparse table of this name; raises BadInput, naming the argument."""
     if isinstance(name, str) and name in tables:
         return tables[name]
-    expected = f"one of the sparse tables {', '.join(tables)}" if tables else "no sparse table"
-    error = argument_checks.wrong("table", expected, name)
+    known = f"one of the sparse tables {', '.join(tables)}"
+    expected = known if tables else "a job with a sparse table"
+    error = argument_checks.wrong(argument, expected, name)
     error.table = name if isinstance(name, str) else None
     raise error
 
@@ -97,11 +99,24 @@ def ids_of(argument: str, value: object) -> Ids:
     if np.ma.is_masked(value):
         hint = "(leave the masked ids out, as value.compressed() does)"
         raise BadInput(argument, expected="ids without a mask", got=f"masked ones {hint}")
-    if not ids.size and isinstance(value, list | tuple):
-        ids = ids.astype(np.uint64)  # an empty list has no integers to be known by
+    if isinstance(value, list | tuple) and ids.dtype.kind in "fO":
+        ids = _ids_of_list(argument, value, ids)
     if ids.dtype not in _DTYPES or ids.ndim != 1:
         raise BadInput(argument, expected=expected, got=f"{ids.dtype} of shape {ids.shape}")
     return np.ascontiguousarray(ids).view(np.uint64)
+
+
+def _ids_of_list(argument: str, numbers: Sequence[Any], array: NDArray[Any]) -> NDArray[Any]:
+    """The ids of a list that NumPy makes no array of integers; `array` where they are not whole.
+
+    An empty list is such a one, and one with integers on both sides of 2**63.
+    """
+    if not all(isinstance(number, int | np.integer) for number in numbers):
+        return array
+    for number in numbers:
+        if not -(2**63) <= number < 2**64:
+            raise BadInput(argument, expected=f"ids from {-(2**63)} to {2**64 - 1}", got=number)
+    return np.array([int(number) % 2**64 for number in numbers], np.uint64)
 
 
 def _about(table: str, *, expected: str, got: str) -> BadInput:

@@ -49,6 +49,13 @@ class TableViews:
             (only,) = self._slices
             return only
         if not isinstance(table, str) or table not in self._slices:
+            if not self._slices and table not in self.sparse:
+                raise BadInput(
+                    "table",
+                    expected="a job with a dense table",
+                    got=f"one with rows alone ({', '.join(self.sparse)})",
+                    hint="gather and scatter them",
+                )
             error = argument_checks.wrong("table", self._describe_choice(table), table)
             error.table = table if isinstance(table, str) else None
             raise error
@@ -58,7 +65,7 @@ class TableViews:
         """The tables that could have been meant instead of `table`, for an error."""
         if isinstance(table, str) and table in self.sparse:
             return f"a dense table; {table} is sparse: gather and scatter its rows"
-        return f"one of {', '.join(self._slices)}" if self._slices else "a job with a dense table"
+        return f"one of {', '.join(self._slices)}"
 
     def build(self, table: str | None, arena: Floats) -> Any:
         """A table's value, or without a name the only one's, or a dict of the values of all.
@@ -67,7 +74,7 @@ class TableViews:
 
         Their float32 arrays are views of `arena`.
         """
-        if table is None and len(self._slices) != 1:
+        if table is None and len(self._slices) > 1:
             return {name: self.build(name, arena) for name in self._slices}
         slices = self._slices[self.name(table)]
         return slices.structure.build(_tensors(slices, arena))

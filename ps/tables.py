@@ -18,8 +18,9 @@ from ps.pytree import Form, Structure, zeros
 from ps.session.compression import Compression, compression_of
 from shards import argument_checks
 from shards.errors import BadInput
-from shards.first_values import Init, Uniform
+from shards.first_values import Init, Uniform, init_of
 from shards.gradient_guard import Guard
+from shards.plurals import format_count
 from shards.rules import Decay, Rule, decay_of, row_rule_of, rule_of
 from shards.schedules import Schedule, schedule_of
 from shards.tables import MAX_STORED, DenseTable, Layout, SparseTable, TensorSpec
@@ -29,6 +30,7 @@ Floats = NDArray[np.float32]
 ONLY = "weights"
 """The name of the table of a job that was described without one."""
 _UNSCALED = (1.0, 1.0)
+_ROW_SETTINGS = ("rule", "rate", "decay", "guard", "init", "seed", "rows")
 _SETTINGS = ("rule", "rate", "decay", "guard", "compression", "multipliers", "buffers")
 
 
@@ -76,6 +78,11 @@ class Dense:
         tensors = _apply_multipliers(self.structure.tensors, multipliers)
         self.tensors = _with_buffers(tensors, buffers)
         self.start = params
+
+    def __repr__(self) -> str:
+        tensors = format_count(len(self.tensors), "tensor")
+        floats = sum(tensor.size for tensor in self.tensors)
+        return f"<Dense of {tensors}, {floats} floats, rule={self.rule}, rate={self.rate}>"
 
     @classmethod
     def like(cls, params: object, **settings: Any) -> "Dense":
@@ -186,9 +193,10 @@ class Sparse:
         rate: Schedule | float = 0.01,
         decay: Decay | float = 0.0,
         guard: Guard | None = None,
-        init: Init | None = None,
+        init: Init | str | None = None,
         seed: int = 0,
         rows: int = MAX_STORED,
+        **unknown: Any,
     ) -> None:
         """Rows of `dim` float32, 1 to 4,096.
 
@@ -197,21 +205,29 @@ class Sparse:
         - `rate`: the learning rate, a number or a schedule such as `ps.Step(...)`; 0.01.
         - `decay`: the weight decay of rows that are pushed, a number for L2, or a `ps.Decay`; none.
         - `guard`: which gradients are refused, a `ps.Guard`; those that are not finite.
-        - `init`: first values, such as `ps.Normal(0.1)` or `ps.Zeros()`; `ps.Uniform(0.01)`.
+        - `init`: first values, such as `ps.Normal(0.1)` or `"zeros"`; `ps.Uniform(0.01)`.
         - `seed`: a whole number; tables of other seeds have other first values.
         - `rows`: the most rows that may be stored, over all shards; beyond it, pushes of new ids
           raise `ps.errors.Full`, and the shards without room apply nothing of them.
 
-        Raises BadInput naming the setting.
+        Raises BadInput naming the setting, also for one that only dense tables have.
         """
+        argument_checks.check_names("Sparse: settings", unknown, _ROW_SETTINGS)
         self.rule = row_rule_of("rule", rule)
         self.rate = schedule_of("rate", rate)
         self.decay = decay_of("decay", decay)
         self.guard = (
             Guard() if guard is None else argument_checks.instance("guard", guard, Guard, "a Guard")
         )
-        settings = Uniform(0.01) if init is None else init, seed, rows
-        self._table = SparseTable(ONLY, dim, *settings)
+        first_values = Uniform(0.01) if init is None else init_of("Sparse: init", init)
+        self._table = SparseTable(ONLY, dim, first_values, seed, rows)
+
+    def __repr__(self) -> str:
+        table = self._table
+        return (
+            f"Sparse({table.dim}, rule={self.rule}, rate={self.rate}, init={table.init},"
+            f" seed={table.seed}, rows={table.rows})"
+        )
 
     @classmethod
     def from_table(cls, table: SparseTable, form: RowForm | None) -> "Sparse":
@@ -269,6 +285,9 @@ class Tables(Mapping[str, Dense | Sparse]):
             argument_checks.name("tables: name", name)
             if not isinstance(table, Dense | Sparse):
                 raise argument_checks.wrong(f"tables: {name}", "a ps.Dense or a ps.Sparse", table)
+
+    def __repr__(self) -> str:
+        return f"Tables({self._tables!r})"
 
     @property
     def dense(self) -> dict[str, Dense]:

@@ -135,10 +135,12 @@ class Worker(BoundToProcess):
     def __repr__(self) -> str:
         client = self.client
         state = "closed" if client.closed else "in a step" if self._open is not None else "open"
+        shares = "shm" in self.transports and self._views.sparse
+        rows = ", rows through sockets" if shares else ""
         pending = f", {len(self._unacknowledged)} unacknowledged" if self._unacknowledged else ""
         return (
             f"<worker {self.name} of job {client.cluster.name}: {state}, clock {self.clock},"
-            f" {format_count(self.seq, 'push')}{pending}, over {'/'.join(self.transports)}>"
+            f" {format_count(self.seq, 'push')}{pending}, over {'/'.join(self.transports)}{rows}>"
         )
 
     @property
@@ -170,7 +172,10 @@ class Worker(BoundToProcess):
 
     @property
     def transports(self) -> tuple[str, ...]:
-        """The transport of the arrays to and from each shard: `shm`, `ipc` or `tcp`."""
+        """The transport of the arrays to and from each shard: `shm`, `ipc` or `tcp`.
+
+        Steps with rows go through a socket also where the others use `shm`.
+        """
         return self.client.transports
 
     def step(self, *, samples: int = 0, gather: Mapping[str, Any] | None = None) -> "WorkerStep":

@@ -156,6 +156,7 @@ class AdminRequests:
             self._part.settings,
             *metrics.histograms(),
             metrics.host,
+            self._part.parameters.count_rows(),
         )
 
     def list_staged_pieces(self) -> list[tuple[Install, tuple[Buffer, ...]]]:

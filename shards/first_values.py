@@ -5,6 +5,8 @@ arithmetic. So a row that nobody has pushed yet has the same values at every pul
 and in every copy, although none of them stores it.
 """
 
+from typing import cast
+
 import msgspec
 import numpy as np
 from msgspec import structs
@@ -71,6 +73,16 @@ class Normal(FirstValues, frozen=True, tag="normal"):
 
 
 Init = Zeros | Constant | Uniform | Normal
+
+
+def init_of(argument: str, value: object) -> Init:
+    """First values, given as themselves or as "zeros", which has no settings; raises BadInput."""
+    if isinstance(value, FirstValues):
+        return cast(Init, value)
+    if isinstance(value, str) and value.lower() == "zeros":
+        return Zeros()
+    expected = 'first values such as Uniform(0.01) or "zeros"'
+    raise argument_checks.wrong(argument, expected, value)
 
 
 def _scale(argument: str, value: object) -> float:

@@ -72,7 +72,7 @@ class ParameterStore:
         self.parts |= {
             table.name: SparsePart(spec, tables[table.name]) for table in spec.layout.sparse
         }
-        self._growing = [part for part in self.parts.values() if not part.dense]
+        self._growing = [part for part in self.parts.values() if isinstance(part, SparsePart)]
         self.grows = bool(self._growing)
         self.runs = all(part.runs for part in self.parts.values())
         self._copying = [part for part in self.parts.values() if part.copies]
@@ -167,6 +167,10 @@ class ParameterStore:
                 self.parts[name].count += 1
         self._become(self.version + len(pushes), out)
         return squares
+
+    def count_rows(self) -> dict[str, int]:
+        """The number of stored rows of each sparse table."""
+        return {part.table.name: part.rows for part in self._growing}
 
     def check_room(self, pushes: Sequence[Gradients]) -> None:
         """Raise Full unless sparse tables have room for the new rows of all these pushes."""

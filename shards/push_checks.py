@@ -52,11 +52,14 @@ def examine(
     expected = 0
     for part in message.parts:
         table_part = parameters.parts.get(part.table)
-        # A second part of a table would silently replace the first.
-        if table_part is None or part.table in table_parts:
+        if table_part is None:
             raise BadMessage(
-                f"push {message.seq}: expected at most one part for each of the tables"
-                f" {', '.join(parameters.parts)} of shard {shard}, got one more of {part.table}"
+                f"push {message.seq}: expected parts of the tables {', '.join(parameters.parts)}"
+                f" of shard {shard}, got one of {part.table}"
+            )
+        if part.table in table_parts:  # a second part would silently replace the first
+            raise BadMessage(
+                f"push {message.seq}: expected one part of table {part.table}, got a second"
             )
         table_parts[part.table] = table_part
         expected += table_part.push_frames

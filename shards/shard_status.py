@@ -49,7 +49,7 @@ class ShardStatus(msgspec.Struct, frozen=True):
     `waiting` requests are parked at the gate, and `queue` messages came in the latest turn;
     `busy_s` are the seconds that the shard's process has spent on requests. `settings` are those in
     force. The histograms are those of metrics.py, since the process began. `host` is the name of
-    the shard's host.
+    the shard's host. `rows` counts the stored rows of each sparse table.
     """
 
     shard: int
@@ -75,3 +75,4 @@ class ShardStatus(msgspec.Struct, frozen=True):
     queues: Histogram = Histogram()
     parked: Histogram = Histogram()
     host: str = ""
+    rows: dict[str, int] = {}

@@ -91,8 +91,9 @@ class SparsePart:
         births = np.count_nonzero(self._index.find(ids, mix(ids)) < 0)
         if births > room:
             raise Full(
-                f"table {self.table.name}: expected at most {self.most_rows} rows at a shard,"
-                f" got {births} new ones beyond {self.rows}; give the table more `rows`"
+                f"table {self.table.name}: expected at most {self.most_rows} rows at a shard, its"
+                f" share of rows={self.table.rows}, got {births} new ones beyond {self.rows};"
+                " give the table more `rows`"
             )
 
     def measure(self, gradient: RowGradient) -> float:

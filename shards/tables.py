@@ -175,16 +175,16 @@ class SparseTable(msgspec.Struct, frozen=True, tag_field="kind", tag="sparse"):
     rows: int = MAX_STORED
 
     def __post_init__(self) -> None:
-        subject = f"table {argument_checks.name('SparseTable: name', self.name)}"
+        argument_checks.name("SparseTable: name", self.name)
         for field, least, most in (
             ("dim", 1, MAX_DIM),
             ("seed", 0, argument_checks.MAX_INT),
             ("rows", 1, MAX_ROWS),
         ):
-            value = argument_checks.whole(f"{subject}: {field}", getattr(self, field), least, most)
+            value = argument_checks.whole(f"Sparse: {field}", getattr(self, field), least, most)
             structs.force_setattr(self, field, value)
         expected = "first values such as Uniform(0.01)"
-        argument_checks.instance(f"{subject}: init", self.init, FirstValues, expected)
+        argument_checks.instance("Sparse: init", self.init, FirstValues, expected)
 
     @property
     def message_rows(self) -> int:

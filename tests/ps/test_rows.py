@@ -84,8 +84,8 @@ def test_rows_and_weights_of_one_step(job: ps.Job) -> None:
         ([[1, 2], [3]], "gather: user: expected int64 or uint64 of shape (n,)"),
         ("abc", "gather: user: expected int64 or uint64 of shape (n,)"),
         (np.ma.array([1, 2], mask=[False, True]), "gather: user: expected ids without a mask"),
-        ([2**64], "got object of shape (1,)"),
-        ([-1, 2**63], "got float64 of shape (2,)"),
+        ([2**64], "expected ids from -9223372036854775808 to 18446744073709551615, got 1844674"),
+        ([1, 2.5], "got float64 of shape (2,)"),
     ],
 )
 def test_ids_that_are_none(job: ps.Job, ids: object, text: str) -> None:
@@ -98,18 +98,18 @@ def test_ids_that_are_none(job: ps.Job, ids: object, text: str) -> None:
 @pytest.mark.parametrize(
     ("gradient", "text"),
     [
-        (gradient_of(0, 3), "expected float32 of shape (7, 3), a row for each id, got float32"),
-        (gradient_of(0).astype(np.float64), "got float64 of shape (7, 3)"),
+        (gradient_of(0, 3), "expected shape (7, 3), a row for each id, got shape (3, 3)"),
         (np.full((7, 3), np.nan, np.float32), "got NaN or infinity in the row of id 5"),
         (np.full((7, 3), -np.inf, np.float32), "got NaN or infinity in the row of id 5"),
         (np.full((7, 3), 3e38, np.float32), "got NaN or infinity in the row of id 5"),
+        (np.full((7, 3), 1e300), "got NaN or infinity in the row of id 5"),
         (np.ones((7, 3), np.int64), "rows of table user: expected an array of floats, got int64"),
         (np.ma.array(gradient_of(0), mask=True), "rows of table user: expected an array without a"),
         ([[1.0, 2.0, 3.0], [4.0]], "rows of table user: expected an array of floats, got a list"),
     ],
 )
 def test_gradients_that_are_none(job: ps.Job, gradient: Any, text: str) -> None:
-    """Rows of another number or dtype, or that are not finite, are refused; the step can end."""
+    """Rows of another number, of no floats, or not finite are refused; the step can end."""
     with job.worker("w2") as me:
         with me.step(gather={"user": IDS}) as step, pytest.raises(ps.BadInput) as raised:
             step.scatter("user", gradient)
@@ -149,8 +149,103 @@ def test_rows_are_not_weights(job: ps.Job) -> None:
                 step.pull("user")
             with pytest.raises(ps.BadInput, match="a step with its ids"):
                 step.rows("user")
-        with pytest.raises(ps.BadInput, match="one of the sparse tables user, got 'net'"):
+        with pytest.raises(ps.BadInput, match="gather: expected one of the sparse tables user, go"):
             me.step(gather={"net": IDS})
+
+
+def test_rows_where_there_are_no_weights_and_weights_where_no_rows() -> None:
+    """A call that suits no table of the job says which tables there are."""
+    alone = "table: expected a job with a dense table, got one with rows alone (weights); gather a"
+    with (
+        ps.local(ps.Sparse(DIM)) as job,
+        job.worker("w0") as me,
+        job.reader() as reader,
+        me.step() as step,
+    ):
+        for call in (
+            step.pull,
+            step.gradients,
+            lambda: step.push(np.ones(3, np.float32)),
+            lambda: step.push("nope", np.ones(3, np.float32)),
+            me.pull,
+            reader.pull,
+            job.read,
+        ):
+            with pytest.raises(ps.BadInput) as raised:
+                call()
+            assert str(raised.value).startswith(alone)
+        with pytest.raises(ps.BadInput, match="weights is sparse: gather and scatter its rows"):
+            step.pull("weights")
+    with (
+        ps.local({"w": np.ones(2)}) as job,
+        job.worker("w0") as me,
+        pytest.raises(ps.BadInput, match="gather: expected a job with a sparse table, got 'weigh"),
+    ):
+        me.step(gather={"weights": [1]})
+
+
+def test_ids_on_both_sides_of_the_sign() -> None:
+    """A list of ids for which NumPy has no common dtype is taken exactly, as 64 bits each."""
+    with ps.local(tables(), shards=2) as job, job.worker("w0") as me, job.reader() as reader:
+        with me.step(gather={"user": [1, 2**63 + 1, -1]}) as step:
+            step.scatter("user", gradient_of(0, 3).astype(np.float64))
+        step.ack.result()
+        rows = oracle()
+        ids = np.array([1, 2**63 + 1, 2**64 - 1], np.uint64)
+        push_to(rows, ids, gradient_of(0, 3))
+        stored = reader.gather("user", [2**64 - 1, 2**63 + 1, 1], missing="error")
+        assert np.array_equal(stored, rows.gather(ids[::-1]))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_gradients_of_another_precision(job: ps.Job, dtype: str) -> None:
+    """Gradients of rows are taken in any precision, as those of weights are."""
+    ids, gradient = [10**6 + len(dtype), 10**6], np.full((2, DIM), 0.5, dtype)
+    with job.worker(f"w-{dtype}") as me:
+        with me.step(gather={"user": ids}) as step:
+            before = step.rows("user")
+            step.scatter("user", gradient)
+            step.push("net", {"w": np.zeros(4, dtype)})
+        with me.step(gather={"user": ids}) as step:
+            assert (step.rows("user") < before).all()
+
+
+def test_what_a_reader_and_a_status_say_of_rows() -> None:
+    """A reader has the versions that its rows were of, and a status the rows of each shard."""
+    with ps.local(tables(), shards=3) as job, job.worker("w0") as me, job.reader() as reader:
+        assert [status.rows for status in job.status()] == [{"user": 0}] * 3
+        with me.step(gather={"user": np.arange(30)}) as step:
+            step.scatter("user", np.ones((30, DIM), np.float32))
+        step.ack.result()
+        reader.gather("user", np.arange(30))
+        assert list(reader.versions) == [1, 1, 1]
+        reader.gather("user", [3])
+        assert sorted(reader.versions, key=str) == [1, None, None]
+        assert "-" in repr(reader).rpartition("last read version ")[2]
+        reader.gather("user", [])
+        assert reader.versions.count(None) == 3
+        assert sum(status.rows["user"] for status in job.status()) == 30
+
+
+def test_tables_are_printed_as_they_are_written() -> None:
+    """A sparse table shows its settings, and tables show each of theirs."""
+    sparse = ps.Sparse(3, rule="adagrad", init="zeros", seed=7, rows=10)
+    assert repr(sparse).startswith("Sparse(3, rule=Adagrad(")
+    assert repr(sparse).endswith("init=Zeros(), seed=7, rows=10)")
+    dense = ps.Dense.zeros({"w": (2, 3), "b": 1})
+    shown = "<Dense of 2 tensors, 7 floats, rule=SGD(), rate=Fixed(base_rate=0.01)>"
+    assert (
+        repr(ps.Tables(net=dense, user=sparse)) == f"Tables({{'net': {shown}, 'user': {sparse}}})"
+    )
+
+
+def test_a_worker_says_where_rows_travel() -> None:
+    """Shared memory carries steps without rows alone, and a worker's description says so."""
+    with (
+        ps.start(tables(), transport="shm") as job,
+        job.worker("w0") as me,
+    ):
+        assert repr(me).endswith("over shm, rows through sockets>")
 
 
 def test_a_job_of_rows_alone() -> None:
@@ -194,7 +289,7 @@ def test_a_full_table() -> None:
             with me.step(gather={"user": ids}) as step:
                 step.scatter("user", np.ones((len(ids), DIM), np.float32))
             if 4 in ids:
-                with pytest.raises(ps.errors.Full, match="at most 3 rows at a shard"):
+                with pytest.raises(ps.errors.Full, match="3 rows at a shard, its share of rows=3"):
                     me.flush()
         me.flush()
         with job.reader() as reader, pytest.raises(ps.BadInput, match="such as 4"):
@@ -261,10 +356,16 @@ def test_rows_are_not_compressed() -> None:
 def test_settings_that_are_refused() -> None:
     """Wrong settings of a sparse table, and strategies without rows, raise one line each."""
     for settings, text in (
-        ({"dim": 0}, "dim: expected 1 to 4096, got 0"),
+        ({"dim": 0}, "Sparse: dim: expected 1 to 4096, got 0"),
         ({"dim": 4097}, "dim: expected 1 to 4096, got 4097"),
         ({"dim": 4, "rule": ps.Adam()}, "rule: expected a rule of sparse tables"),
-        ({"dim": 4, "init": 0.1}, "init: expected first values such as Uniform(0.01), got 0.1"),
+        ({"dim": 4, "init": 0.1}, 'expected first values such as Uniform(0.01) or "zeros", got 0'),
+        ({"dim": 4, "init": "normal"}, "Sparse: init: expected first values such as Uniform(0.01)"),
+        (
+            {"dim": 4, "compression": "int8"},
+            "Sparse: settings: expected rule, rate, decay, guard, ",
+        ),
+        ({"dim": 4, "rates": 1}, "Sparse: settings: expected rate, or another known name, got 'ra"),
         ({"dim": 4, "seed": -1}, "seed: expected 0 to"),
         ({"dim": 4, "rows": 0}, "rows: expected 1 to"),
     ):

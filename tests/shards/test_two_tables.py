@@ -43,7 +43,6 @@ pytestmark = pytest.mark.usefixtures("on_host_and_device")
 A = DenseTable("a", (TensorSpec("w", (256,)),))
 B = DenseTable("b", (TensorSpec("w", (3,)),))
 LAYOUT = Layout((A, B))
-TWICE = "push 1: expected at most one part for each of the tables a, b of shard 0, got one more"
 PARTS = {"a": Part("a", Kind.F4, 0, 256), "b": Part("b", Kind.F4, 0, 256)}
 TABLES = (
     TableSpec(A, schedule=Fixed(base_rate=1.0)),
@@ -160,12 +159,12 @@ def test_each_table_has_its_own_guard() -> None:
         (
             [PARTS["a"], PARTS["a"]],
             2,
-            f"{TWICE} of a",
+            "push 1: expected one part of table a, got a second",
         ),
         (
             [PARTS["a"], replace(PARTS["b"], table="c")],
             2,
-            f"{TWICE} of c",
+            "push 1: expected parts of the tables a, b of shard 0, got one of c",
         ),
         ([PARTS["a"], PARTS["b"]], 1, "push 1: expected 2 frames, got 1"),
         (

@@ -534,6 +534,7 @@ def _started_jobs(env: Env) -> dict[str, Target]:
                 "init": "object?",
                 "seed": "0..",
                 "rows": "1..",
+                "unknown": "",
             },
         ),
         "Uniform": Target(ps.Uniform, ps.Uniform, {"scale": "0.. number"}),

@@ -221,7 +221,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "gathers": (*_NO_DICT, {"nope": [1]}, {3: [1]}, *({"user": ids} for ids in _IDS)),
     "row gradient": (
         *(Other(), None, 3, "ab", [], [1.0], [[1.0, 2.0]], [["a", "b", "c"]]),
-        *(np.zeros((1, 3)), np.zeros((1, 2), np.float32), np.zeros(3, np.float32)),
+        *(np.zeros((1, 3), int), np.zeros((1, 2), np.float32), np.zeros(3, np.float32)),
         np.full((1, 3), nan, np.float32),
     ),
     "compressions": (*({name: "int8"} for name in ("nope", 3)), {"wrong": 3}, {"wrong": "nope"}),

@@ -64,6 +64,8 @@ def start(
     described = tables_of(tables)
     # A `loop` may prefetch; in a strategy that cannot, the smallest bound is the same.
     half = chosen.for_shards(workers, prefetch=chosen.plain)
+    for table in described.sparse:
+        half.check_rows(table)
     for table, dense in described.items():
         for notice in chosen.notices(workers, dense.rule):
             logger("worker", table=table).warning("%s", notice)
