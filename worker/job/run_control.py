@@ -92,6 +92,11 @@ class PendingOrder:
         self.order = order
         self._answer: Answer | None = answer
 
+    @property
+    def is_open(self) -> bool:
+        """True until the order is answered."""
+        return self._answer is not None
+
     def answer(self, error: DownpourError | None, text: str = "") -> None:
         """Report success in words, or the error that prevented it."""
         answer, self._answer = self._answer, None
@@ -132,6 +137,8 @@ class RunControl(ClosingContext):
             if next_order is None:
                 return None
             pending = next_order
+        # A run that trains for weeks may take thousands: only those without an answer are needed.
+        self._taken = [earlier for earlier in self._taken if earlier.is_open]
         self._taken.append(pending)
         return pending
 

@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -53,6 +54,20 @@ def test_every_order_has_one_answer() -> None:
         (name, "reshard: the run ended before it had 3 shards")
         for name in ("waiting", "taken", "late")
     ]
+
+
+def test_answered_orders_are_forgotten() -> None:
+    """A run that trains for weeks keeps no order that it has answered."""
+    control = RunControl()
+    control.submit(RESHARD)
+    control.submit(RESHARD)
+    answered = control.take()
+    assert answered is not None
+    reference = weakref.ref(answered)
+    answered.answer(None, "moved")
+    del answered
+    control.take()
+    assert reference() is None
 
 
 def test_no_order_is_lost_at_the_end() -> None:
