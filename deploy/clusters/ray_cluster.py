@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 import ray
 from ray._private import worker as ray_worker
-from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER
+from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_LOG_MONITOR
 
 from deploy.clusters.probe import check_ray
 from ps.launch.launch_plan import START_S
@@ -89,9 +89,23 @@ def _start_embedded(cpus: int) -> Iterator[str]:
             },
         }
         try:
-            yield _start(folder, options)
+            head = _start(folder, options)
+            _end_log_monitor()
+            yield head
         finally:
             ray.shutdown(wait_for_processes=True)
+
+
+def _end_log_monitor() -> None:
+    """End Ray's log monitor, which looks at all log files ten times a second for a driver that asks
+    for their lines; this one does not. `ray.init` always starts it."""
+    node = ray_worker._global_node
+    monitors = node.all_processes.get(PROCESS_TYPE_LOG_MONITOR, []) if node is not None else []
+    processes = [monitor.process for monitor in monitors]
+    if node is not None:
+        node.kill_log_monitor(check_alive=False)
+    for process in processes:
+        process.wait()
 
 
 def check_head() -> None:

@@ -117,6 +117,8 @@ def ray_head(
     options = [
         *("--head", "--node-ip-address", "127.0.0.3", "--port", str(port), "--num-cpus", "2"),
         *("--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", str(folder)),
+        # They look ten times a second for lines to print and for nodes to add.
+        *("--include-log-monitor", "false", "--no-monitor"),
         *("--ray-client-server-port", str(client_port or free_port())),
     ]
     environ = {
@@ -144,6 +146,7 @@ def ray_node(
     `address` is another one of loopback; all the node's other processes descend from that one.
     """
     options = ["--address", head, "--node-ip-address", address, "--num-cpus", "2"]
+    options += ["--include-log-monitor", "false"]
     with _ray_start(log, [*options, "--disable-usage-stats"], environ) as process:
         yield psutil.Process(process.pid)
 

@@ -40,6 +40,7 @@ def seen(address: str | None) -> dict[str, Any]:
             "actor": ray.get(probe.look.remote(), timeout=200),
             "cpus": ray.cluster_resources()["CPU"],
             "children": len(_children()),
+            "log_monitors": sum("log_monitor" in child for child in _children()),
             "folders": [oct(stat.S_IMODE(folder.stat().st_mode)) for folder in _folders()],
         }
         kept = signal.getsignal(signal.SIGTERM) == on_sigterm
@@ -50,7 +51,7 @@ def _children() -> list[str]:
     found = []
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # It has ended since, or waits to be buried.
-            found.append(" ".join(child.cmdline())[:80])
+            found.append(" ".join(child.cmdline())[:160])
     return found
 
 

@@ -52,6 +52,7 @@ def test_embedded(tmp_path: Path) -> None:
         assert session["actor"]["mode"] == "token"
         assert session["cpus"] == 3.0
         assert session["children"] > 0
+        assert session["log_monitors"] == 0, "nobody reads what it looks for"
         assert session["folders"] == ["0o700"]
         assert session["kept"]
         assert session["left"] == []
