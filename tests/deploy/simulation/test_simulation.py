@@ -31,7 +31,7 @@ from deploy.simulation.simulation import Simulation, play
 from deploy.simulation_kinds import ClusterConfig, Profile
 from shards.errors import BadInput
 
-SEEDS = int(os.environ.get("SIMULATION_SEEDS", "400"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "200"))
 LOST_PUSHES = (
     Path(__file__).parent / "scenarios/a_new_incarnation_names_the_shard_that_lost_pushes.toml"
 )
