@@ -15,19 +15,24 @@ The parameters of a wrapped model are views of one flat array, into which pulled
 Each `step` gives its gradient to the worker's strategy and brings the next weights
 (framework_loop.py).
 
+The rows of a model's `Embedding` layers come with the ids that each step gathers (row_steps.py).
+
 PyTorch is imported when a function of this module is called.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import ps
+from ps.reader import MissingRows
 from shards import argument_checks
 from shards.errors import BadInput
 from shards.extras import install_command, missing
@@ -40,14 +45,37 @@ from worker.job.framework_loop import (
     join_job,
     make_adapter,
 )
+from worker.job.row_steps import RowSteps, RowWorker, join_rows, make_row_adapter
 from worker.strategies import Strategy
 from worker.training.context import Context
 
-__all__ = ["DistributedOptimizer", "export_onnx", "join", "load", "params", "wrap"]
+if TYPE_CHECKING:
+    from worker.torch_embeddings import Embedding, EmbeddingBag
+
+__all__ = [
+    "DistributedOptimizer",
+    "Embedding",
+    "EmbeddingBag",
+    "attach",
+    "export_onnx",
+    "join",
+    "load",
+    "params",
+    "tables",
+    "wrap",
+]
 
 Floats = NDArray[np.float32]
 
+_LAYERS = ("Embedding", "EmbeddingBag")
+_NET = "net"
 _MAX_QUOTED = 200  # characters of an error of the exporter
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAYERS:
+        return getattr(import_module("worker.torch_embeddings"), name)
+    raise AttributeError(f"module worker.torch has no attribute {name}")
 
 
 def params(model: Any, **settings: Any) -> ps.Dense:
@@ -66,6 +94,43 @@ def params(model: Any, **settings: Any) -> ps.Dense:
     }
     multipliers = {**frozen, **(settings.pop("multipliers", None) or {})}
     return ps.Dense.like(values, multipliers=multipliers, buffers=tuple(buffers), **settings)
+
+
+def tables(model: Any, **settings: Any) -> ps.Tables:
+    """The tables of a model with `Embedding` layers: `net`, and those that the layers name.
+
+    `net` has the parameters and buffers, as `params` describes them with these `settings`; a model
+    without any has no such table. Raises BadInput as `params` does, and where two layers describe
+    a table differently.
+    """
+    dense: dict[str, ps.Dense | ps.Sparse] = {}
+    trained, buffers = _tensors("tables", model)
+    if trained or buffers:
+        dense[_NET] = params(model, **settings)
+    elif settings:
+        expected = "no settings, for the model has no parameters beside its rows"
+        raise BadInput("tables", expected=expected, got=", ".join(settings))
+    layers = _layers("tables", model)
+    if _NET in layers:
+        got = f"{_NET}, which the parameters have"
+        raise BadInput(f"tables: {layers[_NET][0].label}", expected="another table", got=got)
+    return ps.Tables({**dense, **{name: of_table[0].sparse for name, of_table in layers.items()}})
+
+
+def attach(model: Any, reader: ps.Reader, *, missing: str = "init") -> Any:
+    """Let the `Embedding` layers of a model read their rows through a reader; returns the model.
+
+    A forward pass outside a step then reads the rows of its ids, pushes nothing, and makes a round
+    trip a layer. `missing` is that of `ps.Reader.gather`. The other parameters stay as they are:
+    `load(model, reader.pull("net"))` brings them. Raises BadInput for another `missing`.
+    """
+    argument_checks.instance("attach: reader", reader, ps.Reader, "a ps.Reader")
+    policy = argument_checks.choice("attach: missing", missing, MissingRows)
+    rows = _embeddings().ReaderRows(reader, policy)
+    for layers in _layers("attach", model).values():
+        for layer in layers:
+            layer.reader_rows = rows
+    return model
 
 
 def load(model: Any, values: Any) -> Any:
@@ -119,7 +184,12 @@ def wrap(model: Any, optimizer: Any, ctx: Context) -> "DistributedOptimizer":
     parameters takes the local steps of a strategy that has such steps, as `local_sgd`, `easgd` and
     `diloco`; its state stays with the worker and is lost with it. Raises BadInput for an optimiser
     with a strategy that pushes gradients, because there the shards update by the table's rule.
+
+    A model with `Embedding` layers takes strategies that work with rows, and no optimiser; each
+    step begins with the optimiser's `gather`.
     """
+    if _layers("wrap", model):
+        return make_row_adapter(partial(_EmbeddingOptimizer, model, optimizer), ctx)
     return make_adapter(partial(DistributedOptimizer, model, optimizer), ctx)
 
 
@@ -134,6 +204,8 @@ def join(
     unless `incarnation` continues an earlier one. Leaving the block without an error pushes what a
     window still holds.
     """
+    if _layers("wrap", model):
+        return join_rows(partial(_EmbeddingOptimizer, model, optimizer), job, name, **options)
     return join_job(partial(DistributedOptimizer, model, optimizer), job, name, **options)
 
 
@@ -158,8 +230,20 @@ class DistributedOptimizer:
         """The state that a restarted worker continues without, in words; empty if none."""
         return self._steps.lost
 
+    def gather(self, ids: Mapping[str, Any]) -> None:
+        """Begin a step of a model with `Embedding` layers: bring the weights, and rows by id.
+
+        `ids` has, by table, all ids that the forward passes of the step read: int64 tensors or
+        arrays of any shape, or a list of several; those of padding need no row. Waits at the
+        staleness bound. Raises BadInput for a model without such layers, for what is no id, and
+        before `step` has ended the last one.
+        """
+        raise BadInput("gather", expected="a model with worker.torch.Embedding layers", got="none")
+
     def step(self, *, loss: Any = 0.0, samples: int | None = None) -> None:
         """Take one step with the gradients in the parameters' `grad`, and bring the next weights.
+
+        A model with `Embedding` layers gets the next weights from `gather`.
 
         Waits at the staleness bound. `loss` is for the records: a number or a tensor of one, of
         which the value is read. `samples` is the number of rows of the step; None: those that `ctx`
@@ -186,6 +270,85 @@ class DistributedOptimizer:
         """The weights after a step of the optimiser, in the arena of the model."""
         self.optimizer.step()
         return self._arena.read()
+
+
+class _EmbeddingOptimizer(DistributedOptimizer):
+    """Takes the steps of a model with `Embedding` layers."""
+
+    def __init__(self, model: Any, optimizer: Any, me: RowWorker) -> None:
+        _check_optimizer(optimizer, model, me.strategy)
+        self.model = model
+        self.optimizer = optimizer
+        self.client = me.client
+        self._row_steps = RowSteps(me)
+        self._layers = _layers("wrap", model)
+        _check_row_tables(self._layers, me.job)
+        table = self._row_steps.table
+        if table is None:
+            _check_names("wrap: the job's tables", _tensors("wrap", model)[0], {}, set())
+        self._net = None if table is None else _Arena(model, table)
+        if self._net is not None:
+            self._net.show(self._row_steps.pull())
+        self._weights = np.empty(0, np.float32)
+        self._step_rows: dict[str, Any] = {}
+
+    @property
+    def lost(self) -> str:
+        return self._row_steps.lost
+
+    def gather(self, ids: object) -> None:
+        if not isinstance(ids, Mapping):
+            raise argument_checks.wrong("gather", "a dict of ids by table", ids)
+        embeddings, device = _embeddings(), self._device
+        padding = {name: layers[0].padding_idx for name, layers in self._layers.items()}
+        distinct = {
+            name: embeddings.distinct_ids(f"gather: {name}", value, padding.get(name))
+            for name, value in ids.items()
+        }
+        self._weights = self._row_steps.begin(distinct)
+        if self._net is not None:
+            self._net.show(self._weights)
+        self._step_rows = {
+            name: embeddings.TableRows(
+                of_table, self._row_steps.rows(name), padding=padding.get(name), device=device
+            )
+            for name, of_table in distinct.items()
+        }
+        for rows in self._step_rows.values():
+            rows.tensor.requires_grad_()
+        self._show_rows(self._step_rows)
+
+    def step(self, *, loss: Any = 0.0, samples: int | None = None) -> None:
+        gradients = {} if self._net is None else self._net.gradients(self._weights)
+        rows = {name: rows.gradient for name, rows in self._step_rows.items()}
+        self._row_steps.take(
+            gradients,
+            {name: gradient for name, gradient in rows.items() if gradient is not None},
+            loss=loss,
+            samples=samples,
+        )
+        self._show_rows(None)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for rows in self._step_rows.values():
+            rows.tensor.grad = None
+
+    def finish(self) -> None:
+        self._show_rows(None)
+        self._row_steps.finish()
+
+    @property
+    def _device(self) -> Any:
+        parameter = next(self.model.parameters(), None)
+        return "cpu" if parameter is None else parameter.device
+
+    def _show_rows(self, rows: Any) -> None:
+        """Give the layers the rows of a step, or None after it."""
+        self._step_rows = rows or {}
+        for layers in self._layers.values():
+            for layer in layers:
+                layer.step_rows = rows
 
 
 class _Arena:
@@ -311,6 +474,32 @@ def _check_names(
         raise BadInput(label, expected=f"the parameter {missing[0]} of the model", got="none")
     if unknown:
         raise BadInput(label, expected="tensors of the model", got=unknown[0])
+
+
+def _embeddings() -> Any:
+    """The module of the layers, which loads PyTorch."""
+    _torch()
+    return import_module("worker.torch_embeddings")
+
+
+def _layers(label: str, model: Any) -> dict[str, list[Any]]:
+    """The layers of a model over sparse tables, by table."""
+    torch = _torch()
+    argument_checks.instance(f"{label}: model", model, torch.nn.Module, "a torch.nn.Module")
+    layers: dict[str, list[Any]] = _embeddings().layers_of(label, model)
+    return layers
+
+
+def _check_row_tables(layers: dict[str, list[Any]], job: ps.Job) -> None:
+    """Raise BadInput unless the job has the table of each layer."""
+    sparse = job.tables.sparse
+    for table, (layer, *_) in layers.items():
+        if table not in sparse:
+            expected = f"a sparse table {table} in the job: worker.torch.tables describes it"
+            raise BadInput(f"wrap: {layer.label}", expected=expected, got=", ".join(job.tables))
+        if sparse[table].dim != layer.embedding_dim:
+            expected = f"rows of {sparse[table].dim} floats, as the job has"
+            raise BadInput(f"wrap: {layer.label}", expected=expected, got=layer.embedding_dim)
 
 
 def _onnx(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> bytes:

@@ -238,7 +238,7 @@ def two_tables() -> ps.Tables:
         (line, normed, None, "expected the parameter 0.weight of the model, got none"),
         (lambda: torch.nn.Bilinear(3, 3, 1, bias=False), line, None, "the parameter bias"),
         (line, lambda: line().double(), None, "weight: expected a parameter of float32, got torch"),
-        (two_tables, line, None, "join: expected a job with one table, got a, b"),
+        (two_tables, line, None, "join: expected a job with one dense table, got a, b"),
     ],
 )
 def test_what_does_not_fit_is_refused(table: Any, model: Any, optimizer: Any, message: str) -> None:

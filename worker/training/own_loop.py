@@ -151,6 +151,23 @@ def plan_for(
     of workers than the job's.
     """
     name, dense = only_table(label, job)
+    chosen = strategy_of_job(label, job, strategy, workers)
+    plan = Plan(
+        steps=steps,
+        seed=seed,
+        strategy=chosen,
+        schedule=dense.rate,
+        prefetch=prefetch,
+        decay=dense.decay if chosen.server(workers).deltas else Decay(),
+        workers=workers,
+    )
+    return dense.table(name), plan
+
+
+def strategy_of_job(label: str, job: ps.Job, strategy: Strategy | str, workers: int) -> Strategy:
+    """The strategy of each of the workers; raises BadInput, naming `label`, where the job was
+    started with another, or for another number of workers.
+    """
     chosen = strategy_of("strategy", strategy).for_workers(
         argument_checks.whole("workers", workers, 1)
     )
@@ -165,16 +182,7 @@ def plan_for(
             expected=f"{job.cluster.workers}, as the job was started for",
             got=workers,
         )
-    plan = Plan(
-        steps=steps,
-        seed=seed,
-        strategy=chosen,
-        schedule=dense.rate,
-        prefetch=prefetch,
-        decay=dense.decay if chosen.server(workers).deltas else Decay(),
-        workers=workers,
-    )
-    return dense.table(name), plan
+    return chosen
 
 
 def _name_of(strategy: Strategy) -> str:
