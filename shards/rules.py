@@ -359,6 +359,23 @@ class DelayedNesterov(UpdateRule, frozen=True, tag="delayed_nesterov"):
         return np.float32(self.momentum), np.float32(1 / self.n), np.float32(last)
 
 
+class MomentumLookAhead(UpdateRule, frozen=True, tag="mla"):
+    """Each gradient at once, and the step that the momentum would take next.
+
+    w -= rate * (momentum*m + g); m = momentum*m + (1 - momentum)*g (MCDC at ICLR 2025, OpenReview
+    4O8nzTkHPI). One slot, m. Raises BadInput unless 0 <= `momentum` < 1.
+    """
+
+    slot_names: ClassVar[tuple[str, ...]] = ("momentum",)
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _demand_share(self, "momentum")
+
+    def constants(self) -> tuple[np.float32, ...]:
+        return _keep_and_take(self.momentum)
+
+
 class DelayCompensation(UpdateRule, frozen=True, tag="dc_asgd"):
     """w -= rate * (g + strength * g * g * (w - w_read)) (Zheng et al. 2017).
 
@@ -408,6 +425,7 @@ Rule = (
     | Adam
     | AdamW
     | DelayedNesterov
+    | MomentumLookAhead
     | DelayCompensation
     | AdaptiveDelayCompensation
 )

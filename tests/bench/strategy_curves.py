@@ -13,6 +13,7 @@ docs/measurements/strategies.md.
 import argparse
 from collections.abc import Sequence
 from itertools import cycle
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ WORKERS, SHARDS, BATCH, RATE, SEED = 8, 2, 32, 0.2, 1
 HIDDEN, TESTED, LOOKS = 32, 1000, 40
 TURNS_OF = (16, 16, 8, 8, 4, 4, 2, 1)  # of each worker, where they differ in speed
 _DRAWN = 50_000  # turns until the order repeats
+_COLUMNS = 4
 _TICKS = (0.2, 0.3, 0.5, 1, 2)
 
 OPTIONS = {
@@ -50,6 +52,7 @@ OPTIONS = {
     "local_sgd": "local_sgd:h=5",
     "diloco": "diloco:h=20,inner_lr=0.002",
     "async_diloco": "async_diloco:h=20,inner_lr=0.002,momentum=0.5",
+    "mla": "mla:h=20,inner_lr=0.002",
     "fedbuff": "fedbuff:k=4,window=5",
 }
 """Each strategy's options: windows short enough for a run of some hundred steps a worker."""
@@ -168,7 +171,13 @@ def course(data: Mnist, text: str, gradients: int, turns_of: Sequence[int]) -> C
 
 def draw(courses: dict[str, tuple[Course, Course]], out: Path) -> None:
     """A panel for each strategy: loss over gradients, with even and with uneven workers."""
-    figure, axes = plt.subplots(4, 4, figsize=(12, 10), sharex=True, sharey=True, squeeze=False)
+    rows = ceil(len(courses) / _COLUMNS)
+    size = 3 * _COLUMNS, 2.5 * rows
+    figure, axes = plt.subplots(
+        rows, _COLUMNS, figsize=size, sharex=True, sharey=True, squeeze=False
+    )
+    for axis in axes.flat[len(courses) :]:
+        axis.set_visible(False)
     even_of = {text.partition(":")[0]: even for text, (even, _) in courses.items()}
     baseline = even_of.get("bsp")
     for axis, (text, (even, uneven)) in zip(axes.flat, courses.items(), strict=False):
@@ -192,7 +201,8 @@ def draw(courses: dict[str, tuple[Course, Course]], out: Path) -> None:
         axis.grid(color="#e4e7eb", linewidth=0.7)
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
-    for axis in axes[-1]:
+    for axis in axes.flat[max(0, len(courses) - _COLUMNS) : len(courses)]:
+        axis.xaxis.set_tick_params(labelbottom=True)
         axis.set_xlabel("gradients of all workers", fontsize=8)
     for axis in axes[:, 0]:
         axis.set_ylabel("test loss", fontsize=8)

@@ -244,6 +244,7 @@ def test_a_rule_is_found_by_name_and_survives_the_wire() -> None:
         "dc_asgd",
         "dc_asgd_adaptive",
         "delayed_nesterov",
+        "mla",
         "momentum",
         "nesterov",
         "rmsprop",

@@ -272,6 +272,22 @@ class AsyncDiLoCo(Deltas):
         self.become(self.c - F(0.7) * move)
 
 
+class MLA(Deltas):
+    """Momentum look-ahead."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.m = np.zeros_like(self.c)
+
+    def learn(self, at: Replica, gradient: Floats) -> None:
+        adamw(self, at, gradient, 0.1)
+
+    def serve(self, pushed: Floats, staleness: int, number: int) -> None:
+        step = F(0.9) * self.m
+        self.m = step + (F(1) - F(0.9)) * pushed
+        self.become(self.c - F(0.7 * (1 / self.workers)) * (step + pushed))
+
+
 class FedBuff(Deltas):
     def __init__(self, *args: Any, k: int, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -14,6 +14,7 @@ HYPER: dict[str, dict[str, float]] = {
     "adam": {"beta1": 0.9, "beta2": 0.99, "delta": 1e-6},
     "adamw": {"beta1": 0.9, "beta2": 0.99, "delta": 1e-6, "weight_decay": 0.02},
     "delayed_nesterov": {"momentum": 0.9, "n": 1},
+    "mla": {"momentum": 0.9},
     "dc_asgd": {"strength": 0.5},
     "dc_asgd_adaptive": {"mean": 0.95, "strength": 0.5, "delta": 1e-3},
 }
@@ -28,7 +29,7 @@ SLOTS = {
     "dc_asgd_adaptive": 2,
 }
 RULES = sorted(HYPER)
-ROOTLESS = {"sgd", "momentum", "nesterov", "delayed_nesterov", "dc_asgd"}
+ROOTLESS = {"sgd", "momentum", "nesterov", "delayed_nesterov", "mla", "dc_asgd"}
 """The rules without a square root."""
 
 
@@ -45,6 +46,8 @@ def constants(rule: str) -> tuple[np.float32, ...]:
             return (*constants("adam"), hyper["weight_decay"])
         case "delayed_nesterov":
             return (hyper["momentum"], 1 / hyper["n"], np.float32(1))
+        case "mla":
+            return (hyper["momentum"], 1 - hyper["momentum"])
         case "dc_asgd_adaptive":
             return (hyper["mean"], 1 - hyper["mean"], hyper["strength"], hyper["delta"])
         case _:

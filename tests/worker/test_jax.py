@@ -52,6 +52,7 @@ def distance(params: Any) -> float:
 SHORT = {
     "diloco": "diloco:h=10",
     "async_diloco": "async_diloco:h=10,inner_lr=0.05,momentum=0.5,weight_decay=0",
+    "mla": "mla:h=10,inner_lr=0.05,momentum=0.5,weight_decay=0",
 }
 
 

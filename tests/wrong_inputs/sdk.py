@@ -318,6 +318,7 @@ def _values() -> dict[str, Target]:
             {"beta1": "0..1", "beta2": "0..1", "delta": "above 0", "weight_decay": "0..1"},
             {},
         ),
+        ps.MomentumLookAhead: ({"momentum": "0..1"}, {}),
         ps.DelayedNesterov: ({"momentum": "0..1", "n": count}, {}),
         ps.DelayCompensation: ({"strength": "0.. number", "versions": count}, {}),
         ps.AdaptiveDelayCompensation: (
@@ -395,7 +396,8 @@ def _strategies() -> dict[Any, Any]:
         worker.SparkNet: {"tau": count, "momentum": share},
         worker.LocalSGD: {"h": count},
         worker.DiLoCo: diloco | {"b": "0.."},
-        worker.AsyncDiLoCo: diloco | {"n": "1..?", "speeds": "speeds", "b": "0.."},
+        worker.AsyncDiLoCo: diloco | {"n": "1..?", "speeds": "speeds"},
+        worker.MLA: diloco | {"speeds": "speeds", "scale": "above 0?"},
         worker.FedBuff: {"k": count, "outer_lr": above, "window": count},
     }
     for kind in (worker.Downpour, worker.SSP, worker.ASP, worker.DCASGD, worker.ADAG):

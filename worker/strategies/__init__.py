@@ -24,6 +24,7 @@ from worker.strategies.eamsgd import EAMSGD
 from worker.strategies.easgd import EASGD
 from worker.strategies.fedbuff import FedBuff
 from worker.strategies.local_sgd import LocalSGD
+from worker.strategies.mla import MLA
 from worker.strategies.softsync import Softsync
 from worker.strategies.sparknet import SparkNet
 from worker.strategies.ssp import SSP
@@ -45,6 +46,7 @@ Strategy = (
     | LocalSGD
     | DiLoCo
     | AsyncDiLoCo
+    | MLA
     | FedBuff
 )
 
@@ -133,6 +135,7 @@ __all__ = [
     "DCASGD",
     "EAMSGD",
     "EASGD",
+    "MLA",
     "SSP",
     "STRATEGIES",
     "AsyncDiLoCo",

@@ -385,14 +385,7 @@ class Asynchronous(Base, frozen=True, kw_only=True):
                 f" {_name(rule)} adds to; if the loss grows, lower one of them"
             )
             texts = (*texts, text)
-        if self.scale is not None:
-            return texts
-        scaled = (
-            f"strategy {self.name}: the rate of each push is divided by {workers}, the number of"
-            " workers, because their pushes add up and a rate tuned for one worker may diverge;"
-            f" {self.name}:scale=1 keeps it as it is"
-        )
-        return scaled, *texts
+        return texts if self.scale is not None else (explain_scale(self, workers), *texts)
 
 
 class Windowed(Base, frozen=True, kw_only=True):
@@ -427,6 +420,15 @@ class Windowed(Base, frozen=True, kw_only=True):
 
     def contribution(self, local: Local) -> Floats:
         return np.subtract(local.pulled, local.weights, local.gradient)
+
+
+def explain_scale(strategy: Base, workers: int) -> str:
+    """The notice that each push counts with a W-th of the rate, and the option that changes it."""
+    return (
+        f"strategy {strategy.name}: the rate of each push is divided by {workers}, the number of"
+        " workers, because their pushes add up and a rate tuned for one worker may diverge;"
+        f" {strategy.name}:scale=1 keeps it as it is"
+    )
 
 
 def _name(rule: Rule) -> str:

@@ -128,6 +128,12 @@ def delayed_nesterov(
 
 
 @compile_loop
+def mla(w: Value, g: Value, m: Value, rate: Value, keep: Value, take: Value) -> Value:
+    ahead = keep * m
+    return w - rate * (ahead + g), ahead + take * g
+
+
+@compile_loop
 def dc_asgd(w: Value, g: Value, old: Value, rate: Value, strength: Value) -> Value:
     g = g + strength * (g * g) * (w - old)
     new = w - rate * g
@@ -261,6 +267,16 @@ def delayed_nesterov_loop(
 
 
 @compile_loop
+def mla_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
+    for run in range(len(runs.rates)):
+        part, rate, decay = run_at(runs, run)
+        x, d, new, m = w[part], g[part], out[part], slots[0][part]
+        for i in range(len(x)):
+            grad = add_decay(d[i], x[i], decay, runs.l1)
+            new[i], m[i] = mla(x[i], grad, m[i], rate, *constants)
+
+
+@compile_loop
 def dc_asgd_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
     for run in range(len(runs.rates)):
         part, rate, decay = run_at(runs, run)
@@ -319,6 +335,7 @@ UPDATES = {
     "adam": Update(plain(adam), adam_loop),
     "adamw": Update(plain(adamw), adamw_loop),
     "delayed_nesterov": Update(plain(delayed_nesterov), delayed_nesterov_loop),
+    "mla": Update(plain(mla), mla_loop),
     "dc_asgd": Update(plain(dc_asgd), dc_asgd_loop),
     "dc_asgd_adaptive": Update(plain(dc_asgd_adaptive), dc_asgd_adaptive_loop),
 }

@@ -129,6 +129,14 @@ def delayed_nesterov(
     return weights - rate * momentum * mean, (mean, np.zeros_like(total))
 
 
+def mla(
+    weights: Doubles, grad: Doubles, slots: Slots, rate: float, _: int, *, momentum: float
+) -> tuple[Doubles, Slots]:
+    """Momentum look-ahead: MCDC at ICLR 2025, OpenReview 4O8nzTkHPI."""
+    ahead = momentum * slots[0]
+    return weights - rate * (ahead + grad), (ahead + (1 - momentum) * grad,)
+
+
 def dc_asgd(
     weights: Doubles, grad: Doubles, slots: Slots, rate: float, _: int, *, strength: float
 ) -> tuple[Doubles, Slots]:
@@ -165,6 +173,7 @@ REFERENCES: dict[str, Callable[..., tuple[Doubles, Slots]]] = {
     "adam": adam,
     "adamw": adamw,
     "delayed_nesterov": delayed_nesterov,
+    "mla": mla,
     "dc_asgd": dc_asgd,
     "dc_asgd_adaptive": dc_asgd_adaptive,
 }

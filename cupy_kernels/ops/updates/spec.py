@@ -65,6 +65,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "adam": ("keep", "take", "keep2", "take2", "delta"),
     "adamw": ("keep", "take", "keep2", "take2", "delta", "strength"),
     "delayed_nesterov": ("keep", "take", "strength"),
+    "mla": ("keep", "take"),
     "dc_asgd": ("strength",),
     "dc_asgd_adaptive": ("keep", "take", "strength", "delta"),
 }
@@ -111,6 +112,10 @@ def _delayed_nesterov(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
     n = round(1 / p["take"])
     count = n if p["strength"] else n + 1
     return formulas.delayed_nesterov(w, g, slots, p["rates"], count, momentum=p["keep"], n=n)
+
+
+def _mla(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
+    return formulas.mla(w, g, slots, p["rates"], 1, momentum=p["keep"])
 
 
 def _dc_asgd(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
@@ -234,6 +239,7 @@ ROWS = (
     _rule("adam", _adam, ("mean", "square_mean"), 28),
     _rule("adamw", _adamw, ("mean", "square_mean"), 28),
     _rule("delayed_nesterov", _delayed_nesterov, ("momentum", "sum"), 28),
+    _rule("mla", _mla, ("momentum",), 20),
     _rule("dc_asgd", _dc_asgd, ("backup",), 20),
     _rule("dc_asgd_adaptive", _dc_asgd_adaptive, ("backup", "square_mean"), 28),
     Kernel(

@@ -105,6 +105,16 @@ struct DelayedNesterov {
   }
 };
 
+// Momentum look-ahead (MCDC at ICLR 2025): `take` is 1 - momentum.
+struct Mla {
+  static __device__ __forceinline__ float step(float w, float g, float& m, float&, float rate,
+                                               const Hyper& p) {
+    float ahead = p.keep * m;
+    m = ahead + p.take * g;
+    return w - rate * (ahead + g);
+  }
+};
+
 // Delay compensation (Zheng et al. 2017): `old` is the weight that the gradient was computed at.
 struct DcAsgd {
   static __device__ __forceinline__ float step(float w, float g, float& old, float&, float rate,
@@ -231,6 +241,12 @@ extern "C" __global__ void __launch_bounds__(256)
                             const u16* groups, const Multipliers* multipliers, const Hyper* hyper,
                             const Verdict* verdict, i64 n) {
   update<DelayedNesterov, 2>({w, g, momentum, sum, out, groups, multipliers, hyper, verdict, n});
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    update_mla(const float* w, const float* g, float* momentum, float* out, const u16* groups,
+               const Multipliers* multipliers, const Hyper* hyper, const Verdict* verdict, i64 n) {
+  update<Mla, 1>({w, g, momentum, 0, out, groups, multipliers, hyper, verdict, n});
 }
 
 // `backup` becomes the new weights: the worker that pushed pulls them next.

@@ -11,7 +11,7 @@ from shards.aggregation import ServerHalf
 from shards.errors import BadInput
 from shards.rules import SGD, Momentum, Nesterov
 from tests.support.pure_cluster import TABLE, PureCluster, start
-from worker.strategies import ADAG, ASP, EASGD, AsyncDiLoCo, StaleRate, Strategy
+from worker.strategies import ADAG, ASP, EASGD, MLA, AsyncDiLoCo, StaleRate, Strategy
 from worker.strategies.base import Asynchronous
 
 Floats = NDArray[np.float32]
@@ -156,11 +156,14 @@ def test_what_is_scaled_is_said() -> None:
     assert ASP(scale=1.0).notices(8, Momentum(0.9)) == (momentum,)
 
 
-@pytest.mark.parametrize("kind", Asynchronous.__subclasses__())
-def test_every_asynchronous_strategy_is_scaled(kind: type[Asynchronous]) -> None:
-    """By default to a W-th; as asked otherwise."""
+@pytest.mark.parametrize("kind", [*Asynchronous.__subclasses__(), MLA])
+def test_every_asynchronous_strategy_is_scaled(kind: type[Asynchronous | MLA]) -> None:
+    """By default to a W-th, which a notice says; as asked otherwise."""
     assert kind().server(8).scale == 1 / 8
-    assert structs.replace(kind(), scale=1).server(8).scale == 1
+    assert "divided by 8, the number of workers" in kind().notices(8, SGD())[0]
+    unscaled = structs.replace(kind(), scale=1)
+    assert unscaled.server(8).scale == 1
+    assert not any("divided" in notice for notice in unscaled.notices(8, SGD()))
 
 
 def test_what_replaces_the_rule_of_the_job_is_said() -> None:
@@ -174,7 +177,7 @@ def test_what_replaces_the_rule_of_the_job_is_said() -> None:
 
 def test_without_a_gradient_nothing_moves() -> None:
     """No strategy drifts: elastic forces and momenta of nothing are nothing."""
-    for strategy in (EASGD(tau=2), AsyncDiLoCo(h=2, weight_decay=0.0)):
+    for strategy in (EASGD(tau=2), AsyncDiLoCo(h=2, weight_decay=0.0), MLA(h=2, weight_decay=0.0)):
         cluster = PureCluster(strategy, workers=2, steps=8, decay=0.0, gradient=still)
         np.testing.assert_array_equal(cluster.run(), start())
         assert TABLE.size == len(start())

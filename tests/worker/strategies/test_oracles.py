@@ -22,6 +22,7 @@ from worker.strategies import (
     DCASGD,
     EAMSGD,
     EASGD,
+    MLA,
     SSP,
     STRATEGIES,
     AsyncDiLoCo,
@@ -56,6 +57,7 @@ CASES: dict[str, tuple[Strategy, type[oracles.Oracle], dict[str, Any]]] = {
     "local_sgd": (LocalSGD(h=4), oracles.LocalSGD, {}),
     "diloco": (DiLoCo(h=4), oracles.DiLoCo, {}),
     "async_diloco": (AsyncDiLoCo(h=4), oracles.AsyncDiLoCo, {}),
+    "mla": (MLA(h=4), oracles.MLA, {}),
     "fedbuff": (FedBuff(k=4, window=3), oracles.FedBuff, {"k": 4}),
 }
 
