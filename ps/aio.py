@@ -16,19 +16,21 @@ connections, and no thread is started for any of them.
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cupy_kernels.rows import Ids
 from ps import job as jobs
 from ps.cluster import Cluster
 from ps.job import Job
 from ps.process_owner import BoundToProcess, Opener
-from ps.reader import Connection, Done, Reader, ReadRequests
+from ps.reader import Connection, Done, MissingRows, Reader, ReadRequests, RowsToRead
+from ps.session.row_requests import Gather, GatheredRows
 from ps.table_views import TableViews
 from ps.transport.shard_sockets import Links
 from ps.worker import PULL_S, RESULT_S, AckFuture, PushAck, Worker, WorkerStep
@@ -36,6 +38,8 @@ from shards import argument_checks
 from shards.errors import BadInput, DownpourError
 
 Floats = NDArray[np.float32]
+
+Returned = TypeVar("Returned")
 
 MAX_UNDER_WAY = 2
 _IDLE_S = 1.0
@@ -63,6 +67,13 @@ async def arrival(links: Links, timeout_s: float) -> None:
             loop.remove_reader(descriptor)
 
 
+class RowsUnderWay(NamedTuple):
+    """A read of rows under way: its ids by table, and the rows to come."""
+
+    ids: dict[str, Ids]
+    gathered: asyncio.Future[dict[str, GatheredRows]]
+
+
 class AsyncReader(BoundToProcess):
     """A reader of a job's weights for coroutines; an asynchronous context manager.
 
@@ -88,6 +99,7 @@ class AsyncReader(BoundToProcess):
         self._reads = ReadRequests(cluster, self._patience_s)
         self._connection: Connection | None = None
         self._under_way: dict[int, asyncio.Future[Floats]] = {}
+        self._rows_under_way: dict[int, RowsUnderWay] = {}
         self._next: asyncio.Future[Floats] | None = None
         self._pump: asyncio.Task[None] | None = None
         self._fault: Exception | None = None
@@ -99,12 +111,9 @@ class AsyncReader(BoundToProcess):
 
         A consistent read has connections of its own, in a thread; this reader makes one at a time.
         """
-        self._opener.check("the reader", "make another with ps.aio.reader(job)")
-        if self._connection is None:
-            raise BadInput("reader: it is closed; expected `async with`")
+        connection = self._check_open()
         if argument_checks.flag("reader: consistent", consistent):
-            async with self._consistent:
-                return await asyncio.to_thread(self._pull_consistent, table)
+            return await self._read_consistently(lambda reader: reader.pull(table, consistent=True))
         if self._fault is not None:
             raise self._fault
         if self._next is None:
@@ -112,15 +121,61 @@ class AsyncReader(BoundToProcess):
         # Shielded, because others may wait for the same read.
         waiting = asyncio.shield(self._next)
         if len(self._under_way) < MAX_UNDER_WAY:
-            self._begin(self._connection)
+            self._begin(connection)
         arena = await waiting
         return self._views.build(table, arena)
 
-    def _pull_consistent(self, table: str | None) -> Any:
-        with Reader(
-            self._cluster, self._views, patience_s=self._patience_s, check=self._check
-        ) as reader:
-            return reader.pull(table, consistent=True)
+    async def gather(
+        self,
+        table: str,
+        ids: Any,
+        *,
+        missing: MissingRows | str = MissingRows.INIT,
+        consistent: bool = False,
+    ) -> Floats:
+        """The present rows of ids of a sparse table, as `ps.Reader.gather`; for any number of
+        coroutines at the same time.
+
+        A consistent read is made as in `pull`.
+        """
+        connection = self._check_open()
+        if argument_checks.flag("reader: consistent", consistent):
+            return await self._read_consistently(
+                lambda reader: reader.gather(table, ids, missing=missing, consistent=True)
+            )
+        if self._fault is not None:
+            raise self._fault
+        read = RowsToRead.of(self._views.sparse, table, ids, missing)
+        if not read.ids:
+            return read.build({})
+        waiting = RowsUnderWay(read.ids, asyncio.get_running_loop().create_future())
+        self._ask_rows(connection, waiting)
+        return read.build(await waiting.gathered)
+
+    def _check_open(self) -> Connection:
+        self._opener.check("the reader", "make another with ps.aio.reader(job)")
+        if self._connection is None:
+            raise BadInput("reader: it is closed; expected `async with`")
+        return self._connection
+
+    async def _read_consistently(self, read: Callable[[Reader], Returned]) -> Returned:
+        """Read in a thread, through connections of its own."""
+
+        def read_once() -> Returned:
+            with Reader(
+                self._cluster, self._views, patience_s=self._patience_s, check=self._check
+            ) as reader:
+                return read(reader)
+
+        async with self._consistent:
+            return await asyncio.to_thread(read_once)
+
+    def _ask_rows(self, connection: Connection, waiting: "RowsUnderWay") -> None:
+        """Send a read of rows."""
+        request, sends = self._reads.begin(time.monotonic(), waiting.ids)
+        self._rows_under_way[request] = waiting
+        connection.send(sends)
+        self._begun.set()
 
     def _begin(self, connection: Connection) -> None:
         """Send the next read, if any is wanted."""
@@ -161,8 +216,21 @@ class AsyncReader(BoundToProcess):
                 if not waiting.done():
                     waiting.set_exception(error)
 
+    def _resolve_rows(self, connection: Connection, done: Done) -> None:
+        """Answer the coroutine that waits for a read of rows, unless it was cancelled."""
+        waiting = self._rows_under_way.pop(done.request).gathered
+        if waiting.done():
+            return
+        if done.error is not None:
+            waiting.set_exception(done.error)
+        else:
+            waiting.set_result(connection.rows(done))
+
     def _resolve(self, connection: Connection, done: Done) -> None:
         """Answer all that wait for a read, and begin the next one."""
+        if done.request in self._rows_under_way:
+            self._resolve_rows(connection, done)
+            return
         waiting = self._under_way.pop(done.request)
         self._begin(connection)
         if done.error is not None:
@@ -172,10 +240,11 @@ class AsyncReader(BoundToProcess):
         arena.flags.writeable = False
         waiting.set_result(arena)
 
-    def _waiting(self) -> list[asyncio.Future[Floats]]:
+    def _waiting(self) -> list[asyncio.Future[Any]]:
         """The reads under way, and the next one if it is wanted."""
         following = [] if self._next is None else [self._next]
-        return [*self._under_way.values(), *following]
+        rows = [waiting.gathered for waiting in self._rows_under_way.values()]
+        return [*self._under_way.values(), *rows, *following]
 
     async def close(self) -> None:
         """Drop the connections; may be called twice."""
@@ -206,6 +275,12 @@ class AsyncReader(BoundToProcess):
             request, sends = self._reads.begin(time.monotonic())
             self._under_way[request] = read
             connection.send(sends)
+        rows, self._rows_under_way = self._rows_under_way.values(), {}
+        for waiting_rows in [read for read in rows if not read.gathered.done()]:
+            try:
+                self._ask_rows(connection, waiting_rows)
+            except BadInput as error:  # fewer shards: more rows for one than a message holds
+                waiting_rows.gathered.set_exception(error)
         return connection
 
     async def __aexit__(
@@ -267,9 +342,21 @@ class AsyncStep(BoundToProcess):
 
         Raises `ps.errors.ClockTimeout` after `timeout_s` seconds at the staleness bound.
         """
-        if not self._step.pulled:
-            await self._worker._await_weights(timeout_s)
+        await self._await_weights(timeout_s)
         return self._step.pull(table)
+
+    async def rows(self, table: str, *, timeout_s: float = PULL_S) -> Floats:
+        """The rows of the step's ids of a sparse table, as `ps.WorkerStep.rows`."""
+        await self._await_weights(timeout_s)
+        return self._step.rows(table)
+
+    def scatter(self, table: str, gradient: Any) -> None:
+        """Give the step the gradients of the rows of its ids, as `ps.WorkerStep.scatter`."""
+        self._step.scatter(table, gradient)
+
+    async def _await_weights(self, timeout_s: float = PULL_S) -> None:
+        if not self._step.pulled:
+            await self._worker._await_weights(timeout_s, self._step.gather)
 
     def gradients(self, table: str | None = None) -> Any:
         """Zeroed, writable arrays to fill in place of a `push`."""
@@ -322,12 +409,14 @@ class AsyncWorker(BoundToProcess):
         return self.worker.pull(timeout_s=timeout_s)
 
     @asynccontextmanager
-    async def step(self, *, samples: int = 0) -> AsyncIterator[AsyncStep]:
+    async def step(
+        self, *, samples: int = 0, gather: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[AsyncStep]:
         """One step: pull, compute, push, and one tick of the clock; see `ps.Worker.step`."""
-        with self.worker.step(samples=samples) as step:
-            yield AsyncStep(step, self)
-            if not step.pulled:
-                await self._await_weights(PULL_S)
+        with self.worker.step(samples=samples, gather=gather) as step:
+            waiting_step = AsyncStep(step, self)
+            yield waiting_step
+            await waiting_step._await_weights()
             while not self.worker.client.has_room():
                 await self._turn(_IDLE_S)
 
@@ -343,14 +432,18 @@ class AsyncWorker(BoundToProcess):
             worker, self._worker = self._worker, None
             await asyncio.to_thread(worker.close)
 
-    async def _await_weights(self, timeout_s: float) -> None:
+    def prefetch(self, *, gather: Mapping[str, Any]) -> None:
+        """Request now what a coming step with these ids will read, as `ps.Worker.prefetch`."""
+        self.worker.prefetch(gather=gather)
+
+    async def _await_weights(self, timeout_s: float, gather: Gather | None = None) -> None:
         timeout_s = argument_checks.seconds("pull: timeout_s", timeout_s, zero=True)
         client, until = self.worker.client, time.monotonic() + timeout_s
-        if not client.has_pulled():
-            client.prefetch(client.clock)
-        while not client.has_pulled() and (left_s := until - time.monotonic()) > 0:
+        if not client.has_pulled(gather):
+            client.prefetch(client.clock, gather=gather)
+        while not client.has_pulled(gather) and (left_s := until - time.monotonic()) > 0:
             await self._turn(left_s)
-        if not client.has_pulled():
+        if not client.has_pulled(gather):
             raise client.session.make_clock_timeout(client.clock, timeout_s)
 
     async def _turn(self, timeout_s: float) -> None:

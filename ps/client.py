@@ -235,15 +235,16 @@ class Client(BoundToProcess):
         return pulled_weights
 
     @_by_one_thread
-    def prefetch(self, clock: int, tables: Sequence[str] | None = None) -> None:
-        """Request what `pull(clock, tables=tables)` will return; the answer travels while the
-        caller computes.
+    def prefetch(
+        self, clock: int, tables: Sequence[str] | None = None, gather: Gather | None = None
+    ) -> None:
+        """Request what `pull` will return; the answer travels while the caller computes.
 
-        Several may be requested. `best_prefetch` is how many steps early each has to be.
+        Several may be requested: `best_prefetch` is how many steps early each has to be.
         """
         self._check_open()
-        key = PullKey(clock, self._tables if tables is None else self.layout.select(tables).names)
-        if key not in self._prefetched:
+        names = self._tables if tables is None else self.layout.select(tables).names
+        if (key := PullKey(clock, names, gather)) not in self._prefetched:
             self._current.send(self._ask(key, time.monotonic()))
 
     @property
@@ -347,9 +348,9 @@ class Client(BoundToProcess):
             self._turn(0.0)
         self._pacing.leave(time.monotonic())
 
-    def has_pulled(self) -> bool:
-        """Return whether the weights of the next `pull()` were requested and have arrived."""
-        return self._prefetched.has(PullKey(self.clock, self._tables))
+    def has_pulled(self, gather: Gather | None = None) -> bool:
+        """Return whether what the next `pull(gather=gather)` returns has arrived."""
+        return self._prefetched.has(PullKey(self.clock, self._tables, gather))
 
     @property
     def pending_pushes(self) -> int:
@@ -358,7 +359,7 @@ class Client(BoundToProcess):
 
     def has_room(self) -> bool:
         """Return whether `push` would send at once."""
-        return self._current.session.pending_pushes <= self._pacing.room
+        return self.pending_pushes <= self._pacing.room
 
     @property
     def next_deadline(self) -> float | None:
@@ -373,11 +374,9 @@ class Client(BoundToProcess):
     def new_gradient(self, *, zeroed: bool = True) -> NDArray[np.float32]:
         """A zeroed float32 array of all tables, for a gradient; dropping it recycles it.
 
-        `layout.split` gives the part of each table.
-
-        Where a shard shares memory with this client, the array is in that memory and is pushed
-        without a copy. Zeroing costs time; without `zeroed` the content is arbitrary, so write
-        every float of it, padding included.
+        `layout.split` gives the part of each table. Where a shard shares memory with this client,
+        the array is in that memory and is pushed without a copy. Zeroing costs time; without
+        `zeroed` the content is arbitrary, so write every float of it, padding included.
         """
         # A fork would write into the memory that its parent shares.
         if getpid() != self.opener.pid:

@@ -32,7 +32,7 @@ from ps.storage import Place
 from ps.table_views import TableViews
 from ps.tables import Dense, Sparse, Tables, tables_of
 from ps.transport.link_model import LinkModel
-from ps.worker import Worker
+from ps.worker import MAX_PREFETCHED, Worker
 from shards import argument_checks
 from shards.buffer_pool import Allocator
 from shards.errors import BadInput, DownpourError
@@ -42,7 +42,6 @@ from shards.tables import DenseTable, Layout
 
 Floats = NDArray[np.float32]
 
-MAX_PREFETCHED = 64
 _HOST_PORT = re.compile(r"[A-Za-z0-9_.\[\]:-]+:[0-9]{1,5}")
 
 

@@ -11,13 +11,13 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.rows import Ids, find_distinct
+from cupy_kernels.rows import DistinctIds, Ids, find_distinct
 from ps.admin_client import AdminClient
 from ps.closing_context import ClosingContext
 from ps.cluster import Cluster
@@ -34,6 +34,7 @@ from shards import argument_checks
 from shards.errors import BadInput, Resynchronise, Retry
 from shards.messages import AskedPart, Read, Refusal, Remedy, Reply, Weights
 from shards.refusals import error_of
+from shards.tables import SparseTable
 from shards.wire_format import Buffer
 
 Floats = NDArray[np.float32]
@@ -215,6 +216,37 @@ class MissingRows(StrEnum):
     ERROR = "error"
 
 
+class RowsToRead(NamedTuple):
+    """The ids of a table's rows to read, and what those that are not stored get."""
+
+    table: SparseTable
+    distinct: DistinctIds
+    missing: MissingRows
+
+    @classmethod
+    def of(
+        cls, tables: Mapping[str, SparseTable], table: str, ids: Any, missing: MissingRows | str
+    ) -> "RowsToRead":
+        """Check what a reader is asked for; raises BadInput naming the argument."""
+        name = table_of("table", tables, table).name
+        distinct = find_distinct(ids_of(f"gather: {name}", ids))
+        policy = argument_checks.choice("gather: missing", missing, MissingRows)
+        return cls(tables[name], distinct, policy)
+
+    @property
+    def ids(self) -> dict[str, Ids]:
+        """What to ask the shards for; empty without ids."""
+        return {self.table.name: self.distinct.ids} if len(self.distinct.ids) else {}
+
+    def build(self, gathered: Mapping[str, GatheredRows]) -> Floats:
+        """The rows in the order of the ids, float32 (n, dim); raises BadInput for missing ones."""
+        if not self.ids:
+            return np.zeros((0, self.table.dim), np.float32)
+        name = self.table.name
+        rows = fill_missing(name, self.distinct.ids, gathered[name], self.missing)
+        return rows[self.distinct.inverse]
+
+
 def fill_missing(table: str, ids: Ids, gathered: GatheredRows, missing: MissingRows) -> Floats:
     """The rows of a table, with those that are not stored as `missing` says; raises BadInput."""
     unknown = ~gathered.stored
@@ -307,16 +339,13 @@ class Reader(BoundToProcess, ClosingContext):
 
         Raises BadInput naming the argument, and as `pull` does.
         """
-        name = table_of("table", self._views.sparse, table).name
-        distinct = find_distinct(ids_of(f"gather: {name}", ids))
-        policy = argument_checks.choice("gather: missing", missing, MissingRows)
-        if not len(distinct.ids):
+        read = RowsToRead.of(self._views.sparse, table, ids, missing)
+        if not read.ids:
             self.versions = (None,) * self._cluster.map.shards
-            return np.zeros((0, self._views.sparse[name].dim), np.float32)
-        connection, done = self._read_job({name: distinct.ids}, consistent=consistent)
-        gathered = connection.rows(done)[name]
+            return read.build({})
+        connection, done = self._read_job(read.ids, consistent=consistent)
         self.versions = done.versions
-        return fill_missing(name, distinct.ids, gathered, policy)[distinct.inverse]
+        return read.build(connection.rows(done))
 
     def _read_job(
         self, ids: Mapping[str, Ids] | None, *, consistent: bool

@@ -26,22 +26,38 @@ class RowsOfStep:
     """
 
     def __init__(
-        self, tables: Mapping[str, SparseTable], ids: Mapping[str, Any] | None = None
+        self,
+        tables: Mapping[str, SparseTable],
+        ids: Mapping[str, Any] | None = None,
+        requested: "RowsOfStep | None" = None,
     ) -> None:
-        """Raises BadInput for an unknown table, and for ids of another dtype or shape."""
+        """Raises BadInput for an unknown table, and for ids of another dtype or shape.
+
+        `requested` are the rows that were requested ahead: of the same ids, `gather` is theirs.
+        """
         if not isinstance(ids, Mapping | None):
             raise argument_checks.wrong("gather", "a dict of ids by table", ids)
         self._tables = tables
-        self._distinct = {
-            table_of("gather", tables, name).name: find_distinct(ids_of(f"gather: {name}", values))
+        known = {} if requested is None else requested._distinct
+        self._distinct: dict[str, DistinctIds] = {
+            table_of("gather", tables, name).name: _distinct_of(
+                ids_of(f"gather: {name}", values), known.get(name)
+            )
             for name, values in (ids or {}).items()
         }
-        self.gather = (
-            Gather({name: distinct.ids for name, distinct in self._distinct.items()})
-            if self._distinct
-            else None
-        )
+        self.gather: Gather | None = None
+        if requested is not None and self._reads_as(requested):
+            self.gather = requested.gather  # the object itself, by which its answer is known
+        elif self._distinct:
+            self.gather = Gather({name: part.ids for name, part in self._distinct.items()})
         self.gradients: dict[str, RowGradient] = {}
+
+    def _reads_as(self, other: "RowsOfStep") -> bool:
+        """Return whether both read the same ids of the same tables."""
+        return self._distinct.keys() == other._distinct.keys() and all(
+            np.array_equal(part.ids, other._distinct[name].ids)
+            for name, part in self._distinct.items()
+        )
 
     def find(self, table: str) -> DistinctIds:
         """The ids of a table; raises BadInput if the step has none."""
@@ -76,6 +92,13 @@ class RowsOfStep:
                 got=f"NaN or infinity in the row of id {distinct.ids[row]}",
             )
         self.gradients[table] = RowGradient(distinct.ids, summed)
+
+
+def _distinct_of(ids: Ids, known: DistinctIds | None) -> DistinctIds:
+    """The distinct ids: `known` where it is of just these, since comparing is quicker."""
+    if known is not None and np.array_equal(known.ids[known.inverse], ids):
+        return known
+    return find_distinct(ids)
 
 
 def table_of(argument: str, tables: Mapping[str, SparseTable], name: object) -> SparseTable:

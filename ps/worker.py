@@ -56,6 +56,7 @@ Gradients = Floats | Mapping[str, Floats | RowGradient]
 
 _NOTHING = object()
 RESULT_S = 60.0
+MAX_PREFETCHED = 64
 PULL_S = 600.0
 """How long a step's pull waits at the staleness bound, in seconds, by default."""
 
@@ -127,6 +128,7 @@ class Worker(BoundToProcess):
         self.client = client
         self._views = views
         self._no_rows = RowsOfStep(views.sparse)
+        self._requested: dict[int, RowsOfStep] = {}  # rows that were requested ahead, by clock
         self._prefetch = prefetch
         self._unacknowledged: dict[int, AckFuture] = {}
         self._open: WorkerStep | None = None
@@ -190,11 +192,46 @@ class Worker(BoundToProcess):
         try:
             if type(samples) is not int or not 0 <= samples <= MAX_SAMPLES:
                 samples = argument_checks.whole("samples", samples, 0, MAX_SAMPLES)
-            rows = self._no_rows if gather is None else RowsOfStep(self._views.sparse, gather)
+            rows = self._no_rows
+            if gather is not None:
+                requested = self._requested.get(self._next_clock)
+                rows = RowsOfStep(self._views.sparse, gather, requested)
         except BadInput as error:
             error.worker = self.name
             raise
         return WorkerStep(self, samples, rows)
+
+    def prefetch(self, *, gather: Mapping[str, Any]) -> None:
+        """Request now what a coming step with these ids will read: rows and dense tables, at once.
+
+        The first call is for the next step, a further one for the step after the last that was
+        requested; the answers travel while the caller computes. A step with the same ids, however
+        ordered, takes its answer, and one with others reads anew. A step that is requested n steps
+        early may miss n more pushes, of this worker's, too; the staleness bound holds as for any.
+
+        Raises BadInput as `step` does, and for more than 64 steps that were requested.
+        """
+        clock = self._next_clock
+        self._requested = {at: rows for at, rows in self._requested.items() if at >= clock}
+        clock = max([clock - 1, *self._requested]) + 1
+        try:
+            if len(self._requested) >= MAX_PREFETCHED:
+                raise BadInput(
+                    "prefetch", expected=f"at most {MAX_PREFETCHED} steps ahead", got="one more"
+                )
+            if not isinstance(gather, Mapping):
+                raise argument_checks.wrong("gather", "a dict of ids by table", gather)
+            rows = RowsOfStep(self._views.sparse, gather)
+            self.client.prefetch(clock, gather=rows.gather)
+        except BadInput as error:
+            error.worker = self.name
+            raise
+        self._requested[clock] = rows
+
+    @property
+    def _next_clock(self) -> int:
+        """The clock of the step that begins next."""
+        return self.client.clock + (self._open is not None)
 
     def pull(self, *, timeout_s: float = PULL_S) -> Any:
         """The weights outside a step, for evaluation, in the structures that were given.
@@ -350,6 +387,11 @@ class WorkerStep(BoundToProcess):
         if self._ack is None:
             raise self._misuse_error("the step has not been pushed yet")
         return self._ack
+
+    @property
+    def gather(self) -> Gather | None:
+        """The ids that the step reads; None without any."""
+        return self._rows.gather
 
     @property
     def pulled(self) -> bool:

@@ -640,6 +640,12 @@ def _workers(env: Env) -> dict[str, Target]:
             {"samples": "0..", "gather": "gathers?"},
             {"gather": "gather|table"},
         ),
+        "Worker.prefetch": Target(
+            env.rows.prefetch,
+            _with(env.rows.prefetch, gather={"user": [1]}),
+            {"gather": "gathers"},
+            {"gather": "gather"},
+        ),
         "WorkerStep.rows": Target(
             ps.WorkerStep.rows,
             step("rows", env.rows, table="user"),
