@@ -83,6 +83,7 @@ class QuiesceTracker:
 
     def is_late(self, owner: int, request: int) -> bool:
         """Return whether this shard has obeyed a later request of the owner."""
+        # Not `<=`: a repeated request is obeyed again, as its first answer may have been lost.
         return owner == self._owner and request < self._request
 
     def remaining_s(self, now: float) -> float:

@@ -57,6 +57,7 @@ class TopK(msgspec.Struct, frozen=True, tag="topk"):
         """The share of push `seq`, which counts from 1."""
         if self.share >= _FIRST_SHARE or seq > self.warm_up:
             return self.share
+        # Geometric: a straight line would send large shares for most of the warm-up.
         return float(_FIRST_SHARE * (self.share / _FIRST_SHARE) ** ((seq - 1) / self.warm_up))
 
 
@@ -77,7 +78,7 @@ class Threshold(msgspec.Struct, frozen=True, tag="threshold"):
 
 
 _FIRST_SHARE = 0.25
-_LARGEST = 3e38
+_LARGEST = 3e38  # float32 ends at 3.4e38, and what is compared with it is float32
 _MAX_PUSHES = 1 << 31
 
 Sparse = TopK | Threshold
@@ -221,7 +222,7 @@ def _parse_pull(pull: str) -> tuple[Kind, float]:
     if pull in _PULLS:
         return _PULLS[pull], 0.0
     word, _, number = pull.partition(":")
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError):  # a share that is no number is named below
         if word == "topk":
             return Kind.SPARSE, float(number)
     raise argument_checks.wrong("compressed pull", PULLS, pull)

@@ -80,7 +80,7 @@ class InflightRequests:
         Raises BadMessage for an answer of the wrong type.
         """
         asked = self.pushes.get(request) or self._others.get(request)
-        if asked is None:
+        if asked is None:  # a repeated answer: the request is complete
             return []
         expected = _ANSWERS[asked.kind]
         # By type: an answer of another kind under the same number is a fault of the shard.

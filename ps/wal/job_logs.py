@@ -48,6 +48,7 @@ def load_logs(folder: Path) -> LoadedSnapshot:
     if not states_by_name:
         raise next(iter(empty.values()))
     spec, _ = next(iter(states_by_name.values()))
+    # The job was killed while it was resharded: the shards of the epoch before have all pushes.
     if empty and spec.map.epoch > 1:
         raise next(iter(empty.values()))
     if empty:
@@ -82,7 +83,7 @@ def load_logs(folder: Path) -> LoadedSnapshot:
         workers=spec.workers,
         steps=states[0].saved.steps,
         taken_at=max(path.stat().st_mtime for path in folder.glob("*/*")),
-        aligned=False,
+        aligned=False,  # a push may be in the log of one shard and not yet in another's
         parts=(),
         settings=newest_settings(states),
     )
@@ -95,7 +96,7 @@ def load_state(source: Place) -> LoadedSnapshot:
     If `source` has the WALs of several jobs, those of the job with the most steps are read. Raises
     BadInput naming the place if it has neither.
     """
-    if "://" not in str(source):
+    if "://" not in str(source):  # a bucket has snapshots only: logs are on local disks
         folder = Path(source)
         if is_job(folder):
             return load_logs(folder)
@@ -112,6 +113,7 @@ def newest_logs(folder: Path, *, but: Path | None = None) -> LoadedSnapshot | No
     resharded, the state is that of the old shards: the new ones have applied no further push.
     """
     snapshots = []
+    # Absolute on both sides: one path may be relative and the other not.
     excluded = None if but is None else but.absolute()
     for job in (path for path in folder.glob("*") if path.absolute() != excluded and is_job(path)):
         try:
@@ -138,6 +140,7 @@ def drop_logs(folder: Path, *, but: str | None = None) -> None:
     retained = None if but is None else short_id(but)
     for job in folder.glob("*"):
         if job.name != retained and any(job.glob("shard-*")):
+            # What cannot be removed costs disk space alone: its content is stored elsewhere.
             shutil.rmtree(job, ignore_errors=True)
     if but is None:
         with suppress(OSError):  # it holds other files, which are not ours

@@ -109,6 +109,7 @@ def find_chain(disk: LogStorage) -> LogChain:
             base = name
             break
     start = _number(base) if base else 0
+    # A base without any log is a gap, too: the log of its number has the pushes since.
     last = max(logs, default=-1 if base is None else start)
     numbers = range(start, last + 1)
     if missing := [number for number in numbers if number not in logs]:
