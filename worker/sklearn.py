@@ -7,7 +7,9 @@
 
 They are linear models, or networks of fully connected layers with ReLU between them. The workers
 are threads that share the rows; the shards are threads, too. Rows are dense, or sparse matrices of
-SciPy, which stay sparse: only minibatches are filled in. Importing this module loads scikit-learn.
+SciPy, which stay sparse. Centred, their minibatches are filled in. Without centring a step computes
+with the non-zero values alone, and the weights of the features are the rows of a sparse table: what
+the steps have changed them by. Importing this module loads scikit-learn.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 import ps
 from shards import argument_checks
+from shards.errors import BadInput
 from shards.extras import missing
 from worker.strategies import Strategy, strategy_of
 from worker.training import own_loop
@@ -42,6 +45,10 @@ except ImportError:
 __all__ = ["DownpourClassifier", "DownpourRegressor"]
 
 _VALUES = 1 << 20  # of a part of sparse rows that is filled in to predict
+_MAX_FILLED = 1 << 27  # values of a minibatch of sparse rows that is filled in
+_READ_ROWS = 1 << 16  # of a sparse table, in one read
+_NET = "net"
+_FEATURES = "features"
 
 Floats = NDArray[np.float32]
 Layers = list[dict[str, Floats]]
@@ -63,6 +70,7 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         decay: float = 1e-4,
         batch_size: int = 32,
         epochs: int = 20,
+        with_mean: bool = True,
         random_state: Any = None,
     ) -> None:
         self.hidden = hidden
@@ -75,6 +83,7 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         self.decay = decay
         self.batch_size = batch_size
         self.epochs = epochs
+        self.with_mean = with_mean
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
@@ -102,6 +111,9 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         else:
             self._mean, self._scale = X.mean(0), X.std(0)
         self._scale[self._scale < np.finfo(np.float32).eps] = 1.0
+        self._is_centred = argument_checks.flag("with_mean", self.with_mean)
+        if not self._is_centred:
+            self._mean = np.zeros(X.shape[1])
         sizes = [X.shape[1], *_layer_sizes(self.hidden), outputs]
         self.layers_: Layers = [
             {
@@ -120,8 +132,10 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         counted = np.flatnonzero(weights)
         if not len(counted):
             raise ValueError("sample_weight: expected a weight above 0, got none")
-        is_sparse = sparse.issparse(X)  # each minibatch is filled in and standardised by itself
-        inputs = X[counted] if is_sparse else self._standardise(X[counted]).astype(np.float32)
+        # Centred sparse rows are filled in and standardised by minibatch.
+        is_filled_in = sparse.issparse(X) and self._is_centred
+        has_rows = sparse.issparse(X) and not self._is_centred
+        inputs = X[counted] if is_filled_in else self._standardise(X[counted]).astype(np.float32)
         targets = targets[counted]
         shares = (weights[counted] / weights[counted].mean()).astype(np.float32)
         rows = len(counted)
@@ -129,7 +143,13 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         size = argument_checks.whole("batch_size", self.batch_size, 1)
         epochs = argument_checks.whole("epochs", epochs, 1)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + self.steps_
-        table = ps.Dense.like(self.layers_, rule=self.rule, rate=self.rate, decay=self.decay)
+        if is_filled_in and size * X.shape[1] > _MAX_FILLED:
+            raise BadInput(
+                "X",
+                expected=f"sparse rows of at most {_MAX_FILLED // size} features to centre",
+                got=f"{X.shape[1]}",
+                hint="with_mean=False takes more",
+            )
         how: dict[str, Any] = {
             "strategy": _divide_pushes(self.strategy, workers),
             "workers": workers,
@@ -143,10 +163,13 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
             columns = {"x": inputs, "target": targets, "share": shares}
             batches = _batches(columns, indices, size, epochs, seed + number, registered)
             batches = takewhile(lambda _: not interrupted.is_set(), batches)
-            if is_sparse:
+            if is_filled_in:
                 batches = map(self._densify, batches)
             steps = epochs * -(-len(indices) // size)
             try:
+                if has_rows:
+                    own_loop.check_row_strategy(job, how["strategy"], workers)
+                    return self._take_row_steps(job, f"w{number}", batches)
                 return own_loop.loop(
                     job, f"w{number}", self._gradient, batches, steps=steps, seed=number, **how
                 ).steps
@@ -155,7 +178,9 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
                 raise
 
         with (
-            own_loop.start(table, on="threads", shards=self.shards, **bound, **how) as job,
+            own_loop.start(
+                self._tables(has_rows), on="threads", shards=self.shards, **bound, **how
+            ) as job,
             ThreadPoolExecutor(workers, "worker") as pool,
         ):
             futures = [pool.submit(take_steps, number) for number in range(workers)]
@@ -166,26 +191,76 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
                 interrupted.set()
                 wait(futures)
                 self.steps_ += sum(future.result() for future in futures if not future.exception())
-                self.layers_ = cast(Layers, job.read())
+                self.layers_ = self._read_layers(job, inputs)
                 raise
-            self.layers_ = cast(Layers, job.read())
+            self.layers_ = self._read_layers(job, inputs)
+
+    def _tables(self, has_rows: bool) -> ps.Dense | ps.Tables:
+        """The layers as one table; with rows the first layer's weights are in a sparse one."""
+        how: dict[str, Any] = {"rule": self.rule, "rate": self.rate}
+        if not has_rows:
+            return ps.Dense.like(self.layers_, decay=self.decay, **how)
+        first, *rest = self.layers_
+        dense = ps.Dense.like([{"b": first["b"]}, *rest], decay=self.decay, **how)
+        # Their decay is part of the gradient, because the rows are differences of weights.
+        rows = ps.Sparse(first["w"].shape[1], init=ps.Zeros(), rows=len(first["w"]), **how)
+        return ps.Tables({_NET: dense, _FEATURES: rows})
+
+    def _take_row_steps(self, job: ps.Job, name: str, batches: Iterator[Batch]) -> int:
+        """Take a step for each batch of sparse rows, over the features that it has."""
+        decay = np.float32(argument_checks.number("decay", self.decay, least=0))
+        weights, steps = self.layers_[0]["w"], 0
+        with job.worker(name) as me:
+            for batch in batches:
+                X, share = cast(Any, batch["x"]), batch["share"]
+                features, columns = np.unique(X.indices, return_inverse=True)
+                ids = features.astype(np.int64)
+                with me.step(samples=len(share), gather={_FEATURES: ids}) as step:
+                    first, *rest = step.pull(_NET)
+                    present = weights[features] + step.rows(_FEATURES)
+                    packed = sparse.csr_array(
+                        (X.data, columns.reshape(-1), X.indptr), (len(share), len(features))
+                    )
+                    layers = [{"w": present, **first}, *rest]
+                    step.loss, gradient = self._gradient(layers, {**batch, "x": packed})
+                    step.push(_NET, [{"b": gradient[0]["b"]}, *gradient[1:]])
+                    step.scatter(_FEATURES, gradient[0]["w"] + decay * present)
+                steps += 1
+        return steps
+
+    def _read_layers(self, job: ps.Job, inputs: Any) -> Layers:
+        """The layers as the shards have them."""
+        if not job.tables.sparse:
+            return cast(Layers, job.read())
+        weights = self.layers_[0]["w"].copy()
+        features = np.unique(inputs.indices).astype(np.int64)
+        with job.reader() as reader:
+            first, *rest = reader.pull(_NET)
+            for begin in range(0, len(features), _READ_ROWS):
+                part = features[begin : begin + _READ_ROWS]
+                weights[part] += reader.gather(_FEATURES, part)
+        return [{"w": weights, **first}, *rest]
 
     def _densify(self, batch: Batch) -> Batch:
         """A minibatch of sparse rows as one of dense rows."""
         return {**batch, "x": self._standardise(batch["x"]).astype(np.float32)}
 
-    def _standardise(self, X: Any) -> NDArray[Any]:
-        """Rows in the scale of training, dense and in float64."""
-        return cast(
-            NDArray[Any],
-            ((X.toarray() if sparse.issparse(X) else X) - self._mean) / self._scale,
-        )
+    def _standardise(self, X: Any) -> Any:
+        """Rows in the scale of training, in float64; dense, unless they are sparse and stay so."""
+        if not sparse.issparse(X):
+            return (X - self._mean) / self._scale
+        if self._is_centred:
+            return (X.toarray() - self._mean) / self._scale
+        scaled = X.copy()
+        scaled.data /= self._scale[X.indices]
+        return scaled
 
     def _scores(self, X: Any) -> Floats:
         check_is_fitted(self, "layers_")
         checked = self._validate(X, reset=False)
         rows, features = checked.shape
-        size = max(1, _VALUES // features) if sparse.issparse(checked) else rows
+        fills_in = sparse.issparse(checked) and self._is_centred
+        size = max(1, _VALUES // features) if fills_in else rows
         # In float64, so that a row's value does not depend on the other rows.
         return np.concatenate(
             [
@@ -199,9 +274,11 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         losses, change = self._loss(values[-1], batch["target"])
         change *= batch["share"][:, None] / np.float32(len(change))
         gradients: Layers = []
-        for layer, before in zip(reversed(layers), reversed(values[:-1]), strict=True):
+        for number in reversed(range(len(layers))):
+            before = values[number]
             gradients.append({"w": before.T @ change, "b": change.sum(0)})
-            change = (change @ layer["w"].T) * (before > 0)
+            if number:
+                change = (change @ layers[number]["w"].T) * (before > 0)
         return float((losses * batch["share"]).mean()), gradients[::-1]
 
     def _loss(self, scores: Floats, targets: Floats) -> tuple[Floats, Floats]:
@@ -215,10 +292,11 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
     `workers` threads train on equal parts of the rows, with `strategy` (docs/how-to/strategies.md)
     and the bound `staleness`; None is the strategy's own. `rule`, `rate` and `decay` are those of
     `ps.Dense.like`. Features are standardised by the rows of the first call of `fit` or
-    `partial_fit`, sparse ones as well. `class_weight` is None, a weight for each class, or
-    "balanced". Ctrl-C raises KeyboardInterrupt, and leaves the weights of that moment in `layers_`.
-    An asynchronous strategy with several workers gives slightly different weights each time,
-    whatever `random_state`; `strategy="bsp"` repeats them.
+    `partial_fit`, sparse ones as well. With `with_mean` off they are scaled only: sparse rows may
+    then have millions of features, and strategies with local steps are refused. `class_weight` is
+    None, a weight for each class, or "balanced". Ctrl-C raises KeyboardInterrupt, and leaves the
+    weights of that moment in `layers_`. An asynchronous strategy with several workers gives
+    slightly different weights each time, whatever `random_state`; `strategy="bsp"` repeats them.
 
     Fitted: `classes_`, `layers_`, `steps_` of all workers, `n_features_in_`.
     """
@@ -236,6 +314,7 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
         decay: float = 1e-4,
         batch_size: int = 32,
         epochs: int = 20,
+        with_mean: bool = True,
         class_weight: Mapping[Any, float] | str | None = None,
         random_state: Any = None,
     ) -> None:
@@ -250,6 +329,7 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
             decay=decay,
             batch_size=batch_size,
             epochs=epochs,
+            with_mean=with_mean,
             random_state=random_state,
         )
         self.class_weight = class_weight

@@ -261,7 +261,7 @@ def job() -> Any:
         ({"user": np.array([[1], [2]], object)}, "gather: user: expected int64 or uint64"),
         ({"user": "abc"}, "gather: user: expected int64 or uint64 of shape (n,), got"),
         ({"user": None}, "gather: user: expected int64 or uint64 of shape (n,), got"),
-        ({"net": [1]}, "table: expected one of the sparse tables user, item, got 'net'"),
+        ({"net": [1]}, "one of the sparse tables user, item, got"),
         ([1], "gather: expected a dict of ids by table, got"),
     ],
 )

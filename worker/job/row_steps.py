@@ -25,7 +25,7 @@ from worker.job.framework_loop import Adapter
 from worker.job.options import MAX_COUNT
 from worker.strategies import Strategy
 from worker.training.context import Context
-from worker.training.own_loop import strategy_of_job
+from worker.training.own_loop import check_row_strategy, strategy_of_job
 from worker.training.worker_state import restore_state
 
 Floats = NDArray[np.float32]
@@ -78,7 +78,7 @@ def join_rows(
     argument_checks.instance("job", job, ps.Job, "a ps.Job")
     steps = argument_checks.whole("join: steps", steps, 0)
     chosen = strategy_of_job("join", job, strategy, workers)
-    check_strategy(job, chosen, workers)
+    check_row_strategy(job, chosen, workers)
     with job.worker(name, incarnation=incarnation, **options) as me:
         lost = restore_state(me.client, chosen, snapshots=options.get("keep")).lost
         adapter = make(RowWorker(job, me.client, chosen, workers, steps, lost, lambda: 0))
@@ -86,25 +86,11 @@ def join_rows(
         adapter.finish()
 
 
-def check_strategy(job: ps.Job, strategy: Strategy, workers: int) -> None:
-    """Raise BadInput if a strategy cannot work with the rows of the job, or its bound."""
-    half = strategy.for_shards(workers, prefetch=False)
-    for table in job.tables.sparse:
-        half.check_rows(table)
-    if strategy.push_period > 1:
-        raise BadInput(
-            f"strategy {strategy.name}",
-            expected="a push at each step, because each step has ids of its own",
-            got=f"one every {strategy.push_period} steps",
-        )
-    strategy.check(job.cluster.bound, prefetch=False)
-
-
 class RowSteps:
     """One worker's steps over rows and at most one dense table. Not for two threads."""
 
     def __init__(self, me: RowWorker) -> None:
-        check_strategy(me.job, me.strategy, me.workers)
+        check_row_strategy(me.job, me.strategy, me.workers)
         self.client = me.client
         self.lost = me.lost
         self.name, self.table = _dense_table(me.job)

@@ -24,6 +24,7 @@ from worker.data.columns import ColumnSpec
 
 _WHERE = "the DataFrame"
 _MAX_CLASSES = 1_000_000
+_MAX_VECTOR = 131_072  # values that a task fills in for a row, half a megabyte
 
 
 class Facts(NamedTuple):
@@ -48,6 +49,7 @@ def check_columns(df: DataFrame, inputs: Sequence[str], *, label: str = "") -> N
         leaf, depth = _leaf(df.schema[name].dataType)
         if isinstance(leaf, VectorUDT) and depth:
             raise BadInput(where, expected="a vector a row", got="a list of them: join them")
+        _check_vector_width(df, name, _declared_width(df, name))
         if name == label and (depth > 1 or is_pixels(df, name)):
             raise BadInput(
                 where,
@@ -62,18 +64,39 @@ def check_width(df: DataFrame, name: str, shape: tuple[int, ...]) -> None:
     Only numbers and the vectors of Spark's own stages say how wide they are. Others are seen by
     the tasks, where a network may take rows of any length.
     """
-    field = df.schema[name]
-    width = 1 if _leaf(field.dataType)[1] == 0 and not is_pixels(df, name) else None
-    if isinstance(field.dataType, VectorUDT):
-        width = field.metadata.get("ml_attr", {}).get("num_attrs")
-        groups = field.metadata.get("ml_attr", {}).get("attrs", {})
-        width = width or sum(map(len, groups.values())) or None
+    is_plain = _leaf(df.schema[name].dataType)[1] == 0 and not is_pixels(df, name)
+    width = _declared_width(df, name) if _is_vector(df, name) else 1 if is_plain else None
     if width is not None and width != prod(shape):
         raise BadInput(
             f"transform: {_WHERE}, column {name}",
             expected=f"{prod(shape)} values a row, as in training",
             got=f"{width}: select the same columns as for fit",
         )
+
+
+def _check_vector_width(df: DataFrame, name: str, width: int | None) -> None:
+    """Raise BadInput for a column of vectors too wide for a network, which reads their zeros, too.
+
+    Such are those of a hash space, as of FeatureHasher.
+    """
+    if _is_vector(df, name) and width is not None and width > _MAX_VECTOR:
+        raise BadInput(
+            f"{_WHERE}, column {name}",
+            expected=f"vectors of at most {_MAX_VECTOR} values, because zeros are filled in",
+            got=f"{width}: hash into fewer features, or select some",
+        )
+
+
+def _declared_width(df: DataFrame, name: str) -> int | None:
+    """The size of each vector of a column, if the stage that made it says so in the schema."""
+    attributes = df.schema[name].metadata.get("ml_attr", {})
+    return (
+        attributes.get("num_attrs") or sum(map(len, attributes.get("attrs", {}).values())) or None
+    )
+
+
+def _is_vector(df: DataFrame, name: str) -> bool:
+    return isinstance(df.schema[name].dataType, VectorUDT)
 
 
 def is_pixels(df: DataFrame, name: str) -> bool:
@@ -165,6 +188,8 @@ def survey_rows(df: DataFrame, inputs: Mapping[str, str], label: str, *, classif
         )
         for name in columns
     }
+    for name, shape in shapes.items():
+        _check_vector_width(df, name, prod(shape))
     nulls, least, most, fractions, infinite = facts
     where = f"{_WHERE}, column {label}"
     _refuse(

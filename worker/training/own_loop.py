@@ -185,6 +185,20 @@ def strategy_of_job(label: str, job: ps.Job, strategy: Strategy | str, workers: 
     return chosen
 
 
+def check_row_strategy(job: ps.Job, strategy: Strategy, workers: int) -> None:
+    """Raise BadInput if a strategy cannot work with the rows of the job, or its bound."""
+    half = strategy.for_shards(workers, prefetch=False)
+    for table in job.tables.sparse:
+        half.check_rows(table)
+    if strategy.push_period > 1:
+        raise BadInput(
+            f"strategy {strategy.name}",
+            expected="a push at each step, because each step has ids of its own",
+            got=f"one every {strategy.push_period} steps",
+        )
+    strategy.check(job.cluster.bound, prefetch=False)
+
+
 def _name_of(strategy: Strategy) -> str:
     """The name by which the command line knows it; of a user's own, that of its class."""
     return str(strategy.__struct_config__.tag)

@@ -13,7 +13,8 @@ from pyspark.errors import PythonException
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.classification import LogisticRegression
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
-from pyspark.ml.feature import OneHotEncoder, StringIndexer, VectorAssembler
+from pyspark.ml.feature import FeatureHasher, OneHotEncoder, StringIndexer, VectorAssembler
+from pyspark.ml.linalg import SparseVector
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
 import worker
@@ -415,6 +416,20 @@ def test_what_does_not_fit(
     with pytest.raises(BadInput, match=line) as caught:
         classifier(**params).fit(df)
     assert "\n" not in str(caught.value)
+
+
+def test_vectors_of_a_hash_space(spark: Any, clouds: Any) -> None:
+    """Sparse vectors are filled in up to a width, and refused beyond it before a Spark job."""
+    hasher = FeatureHasher(inputCols=INPUTS, outputCol="features")
+    line = "column features: expected vectors of at most 131072 values, .* got 262144: hash into"
+    with pytest.raises(BadInput, match=line):
+        classifier().fit(hasher.transform(clouds))
+    rows = [(SparseVector(131_073, {5: 1.0}), 0), (SparseVector(131_073, {7: 1.0}), 1)]
+    with pytest.raises(BadInput, match=line.replace("262144", "131073")):
+        classifier().fit(spark.createDataFrame(rows, ["features", "label"]))
+    narrow = hasher.copy({hasher.numFeatures: 64}).transform(clouds)
+    sized = classifier(modelArgs={"size": worker.ml.WIDTH, "classes": 3}, epochs=1, workers=1)
+    assert sized.fit(narrow).transform(narrow).columns[-1] == "prediction"
 
 
 @pytest.mark.parametrize(
