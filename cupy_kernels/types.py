@@ -1,7 +1,7 @@
 """The array types of the kernels' signatures, the precision of products, and an update's block."""
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,10 @@ BLOCK = 8192
 """The floats that an update on the host takes at a time: temporaries this short stay in the
 first-level caches."""
 
+ROW_COUNT, ROW_SLOT = 1, 2
+"""The words of the meta of a sparse table's row that hold its number of updates, and the one float
+of a rule that keeps one a row (shards/sparse_part.py)."""
+
 Kept = tuple[Any, ...]
 """The values that a forward pass keeps for its backward pass, opaque to callers."""
 
@@ -34,3 +38,18 @@ class Precision(StrEnum):
     FP32 = "fp32"
     TF32 = "tf32"
     BF16 = "bf16"
+
+
+class RowUpdate(NamedTuple):
+    """The update of some rows: a rule by name, and its numbers.
+
+    `rate` is float64. `constants` are the formula's; for Adam its two betas as float64 come first,
+    with which each row's rate is corrected by the row's own number of updates. The decay is L2, or
+    `l1`.
+    """
+
+    rule: str
+    rate: float
+    decay: np.float32
+    l1: bool
+    constants: tuple[Any, ...]

@@ -51,6 +51,7 @@ from shards.errors import (
 from shards.first_values import Constant, Normal, Uniform, Zeros
 from shards.gradient_guard import Guard
 from shards.rules import (
+    FTRL,
     SGD,
     AdaDelta,
     Adagrad,
@@ -74,6 +75,7 @@ from shards.tables import DenseTable, TensorSpec
 __version__ = "0.1.0"
 
 __all__ = [
+    "FTRL",
     "SGD",
     "AckFuture",
     "AdaDelta",

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.rows import Ids
+from cupy_kernels.ops.rows import Ids
 from ps import job as jobs
 from ps.cluster import Cluster
 from ps.job import Job

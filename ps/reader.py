@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.rows import DistinctIds, Ids, find_distinct
+from cupy_kernels.ops.rows import DistinctIds, Ids, find_distinct
 from ps.admin_client import AdminClient
 from ps.closing_context import ClosingContext
 from ps.cluster import Cluster

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.rows import DistinctIds, Ids, find_distinct, sum_rows
+from cupy_kernels.ops.rows import DistinctIds, Ids, find_distinct, sum_rows
 from ps.pytree import plain_array
 from ps.session.row_requests import Gather
 from shards import argument_checks

@@ -200,8 +200,8 @@ class Sparse:
     ) -> None:
         """Rows of `dim` float32, 1 to 4,096.
 
-        - `rule`: an update rule that works with rows, `ps.SGD()`, `ps.Adagrad()` or
-          `ps.RowAdagrad()`, or its name; plain SGD.
+        - `rule`: an update rule that works with rows, `ps.Adagrad()`, `ps.RowAdagrad()`,
+          `ps.Adam()`, `ps.FTRL()`, `ps.Momentum()` or `ps.Nesterov()`, or its name; plain SGD.
         - `rate`: the learning rate, a number or a schedule such as `ps.Step(...)`; 0.01.
         - `decay`: the weight decay of rows that are pushed, a number for L2, or a `ps.Decay`; none.
         - `guard`: which gradients are refused, a `ps.Guard`; those that are not finite.

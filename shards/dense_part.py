@@ -33,7 +33,8 @@ from shards.delta_pulls import KINDS, DeltaViews
 from shards.errors import BadInput, BadMessage
 from shards.messages import AskedPart, Kind, Part, PulledPart
 from shards.pull_encodings import PullEncodings
-from shards.rules import SGD, Decay, cover_gaps
+from shards.rules import SGD, Decay
+from shards.run_plans import cover_gaps
 from shards.shard_state import WEIGHTS, Arrays, past_names
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable, RateRun, Section, segments

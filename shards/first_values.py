@@ -12,8 +12,8 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from cupy_kernels import rows
-from cupy_kernels.rows import Ids
+from cupy_kernels.ops import rows
+from cupy_kernels.ops.rows import Ids
 from shards import argument_checks
 from shards.named_fields import NamedFields
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.rows import Ids
+from cupy_kernels.ops.rows import Ids
 from shards.errors import BadMessage
 from shards.tables import ID_BYTES, KeyRange, SparseTable, buckets_of
 from shards.wire_format import Buffer

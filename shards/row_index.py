@@ -2,8 +2,7 @@
 
 It is a hash table with linear probing. An id's home cell is at its mixed value's position within
 the shard's buckets, so each bucket is a contiguous stretch of cells, and the cells in their order
-are nearly in the order of mixed ids. A cell holds an id and its slot plus one; zero is an empty
-cell, so memory that was never written is empty.
+are nearly in the order of mixed ids. Memory that was never written is empty cells.
 
 The index grows beside the former one: each insertion moves some thousand entries, and lookups ask
 both meanwhile, so no push waits for a copy of the whole. No row is ever removed yet.
@@ -12,13 +11,10 @@ both meanwhile, so no push waits for a copy of the whole. No row is ever removed
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cupy_kernels.rows import Ids, mix
+from cupy_kernels.ops.rows import Cells, Ids, Slots, find_slots, insert_slots
+from shards.buffer_pool import reserve
 from shards.tables import BUCKET_BITS, KeyRange
-
-Slots = NDArray[np.int64]
-"""The slot of each id, or -1 for an id without a row."""
 
 MOST_LOAD = 0.7
 _HASH_BITS = 64 - BUCKET_BITS  # of a mixed id, within its bucket
@@ -31,25 +27,25 @@ class RowIndex:
     def __init__(self, buckets: KeyRange) -> None:
         self.count = 0
         self._buckets = buckets
-        self._cells = _Cells(buckets, _HASH_BITS)
-        self._former: _Cells | None = None
+        self._cells = _make_cells(buckets, _HASH_BITS)
+        self._former: Cells | None = None
         self._moved = 0  # cells of the former index that are already in the present one
 
-    def find(self, ids: Ids, mixed: Ids) -> Slots:
-        """The slot of each id, -1 where there is none; `mixed` are the mixed ids."""
-        slots = self._cells.find(ids, mixed)
+    def find(self, ids: Ids) -> Slots:
+        """The slot of each id, -1 where there is none."""
+        slots = find_slots(self._cells, ids)
         if self._former is not None:
             (missing,) = np.nonzero(slots < 0)
             if missing.size:
-                slots[missing] = self._former.find(ids[missing], mixed[missing])
+                slots[missing] = find_slots(self._former, ids[missing])
         return slots
 
-    def insert(self, ids: Ids, mixed: Ids, slots: Slots) -> None:
+    def insert(self, ids: Ids, slots: Slots) -> None:
         """Add distinct ids that it does not have."""
         self.count += len(ids)
-        if self.count > MOST_LOAD * self._cells.size:
+        if self.count > MOST_LOAD * len(self._cells.ids):
             self._grow()
-        self._cells.insert(ids, mixed, slots)
+        insert_slots(self._cells, ids, slots)
         if self._former is not None:
             self._move(max(_MOVED, 4 * len(ids)))
 
@@ -60,83 +56,40 @@ class RowIndex:
         return np.concatenate(ids), np.concatenate(slots)
 
     def _runs(self) -> Iterator[tuple[Ids, Slots]]:
-        yield self._cells.items(0, self._cells.size)
+        yield _items(self._cells, 0, len(self._cells.ids))
         if self._former is not None:
-            yield self._former.items(self._moved, self._former.size)
+            yield _items(self._former, self._moved, len(self._former.ids))
 
     def _grow(self) -> None:
         if self._former is not None:  # only after a push of more rows than the index has cells
-            self._move(self._former.size)
-        shift = self._cells.shift
+            self._move(len(self._former.ids))
+        shift = int(self._cells.shift)
         while self.count > MOST_LOAD * _cell_count(self._buckets, shift):
             shift -= 1
         self._former, self._moved = self._cells, 0
-        self._cells = _Cells(self._buckets, shift)
+        self._cells = _make_cells(self._buckets, shift)
 
     def _move(self, cells: int) -> None:
         """Copy the entries of the former index's next `cells` cells; drop it after the last."""
         assert self._former is not None
-        stop = min(self._moved + cells, self._former.size)
-        ids, slots = self._former.items(self._moved, stop)
-        self._cells.insert(ids, mix(ids), slots)
+        stop = min(self._moved + cells, len(self._former.ids))
+        insert_slots(self._cells, *_items(self._former, self._moved, stop))
         self._moved = stop
-        if stop == self._former.size:
+        if stop == len(self._former.ids):
             self._former = None
 
 
-class _Cells:
-    """The cells of one index; a cell spans `1 << shift` mixed ids."""
+def _make_cells(buckets: KeyRange, shift: int) -> Cells:
+    """Empty cells, each for `1 << shift` mixed ids."""
+    size = _cell_count(buckets, shift)
+    base = np.uint64(buckets.start << _HASH_BITS)
+    return Cells(reserve((size,), np.uint64), reserve((size,), np.uint32), base, np.uint64(shift))
 
-    def __init__(self, buckets: KeyRange, shift: int) -> None:
-        self.shift = shift
-        self.size = _cell_count(buckets, shift)
-        self._base = np.uint64(buckets.start << _HASH_BITS)
-        # Zeroed by the system when they are first written: what is never written takes no memory.
-        self._ids = np.zeros(self.size, np.uint64)
-        self._entries = np.zeros(self.size, np.uint32)  # slot + 1
 
-    def find(self, ids: Ids, mixed: Ids) -> Slots:
-        cells = self._homes(mixed)
-        entries = self._entries[cells]
-        same = self._ids[cells] == ids
-        slots = np.where(same, entries, 0).astype(np.int64) - 1
-        # An empty cell ends the search, and so does the id itself.
-        (searching,) = np.nonzero(~same & (entries != 0))
-        cells = cells[searching]
-        while searching.size:
-            cells = self._next(cells)
-            entries = self._entries[cells]
-            same = self._ids[cells] == ids[searching]
-            slots[searching[same]] = entries[same].astype(np.int64) - 1
-            more = ~same & (entries != 0)
-            searching, cells = searching[more], cells[more]
-        return slots
-
-    def insert(self, ids: Ids, mixed: Ids, slots: Slots) -> None:
-        cells, entries = self._homes(mixed), (slots + 1).astype(np.uint32)
-        while ids.size:
-            (free,) = np.nonzero(self._entries[cells] == 0)
-            # Several may want one cell. One of them gets it, whichever NumPy writes last, and the
-            # others look further, as they do from an occupied cell.
-            self._entries[cells[free]] = entries[free]
-            won = free[self._entries[cells[free]] == entries[free]]
-            self._ids[cells[won]] = ids[won]
-            more = np.ones(ids.size, np.bool_)
-            more[won] = False
-            ids, entries, cells = ids[more], entries[more], self._next(cells[more])
-
-    def items(self, start: int, stop: int) -> tuple[Ids, Slots]:
-        (occupied,) = np.nonzero(self._entries[start:stop])
-        occupied += start
-        return self._ids[occupied], self._entries[occupied].astype(np.int64) - 1
-
-    def _homes(self, mixed: Ids) -> NDArray[np.int64]:
-        return ((mixed - self._base) >> np.uint64(self.shift)).view(np.int64)
-
-    def _next(self, cells: NDArray[np.int64]) -> NDArray[np.int64]:
-        cells = cells + 1
-        cells[cells == self.size] = 0
-        return cells
+def _items(cells: Cells, start: int, stop: int) -> tuple[Ids, Slots]:
+    (occupied,) = np.nonzero(cells.entries[start:stop])
+    occupied += start
+    return cells.ids[occupied], cells.entries[occupied].astype(np.int64) - 1
 
 
 def _cell_count(buckets: KeyRange, shift: int) -> int:

@@ -19,8 +19,7 @@ Some rules also update the rows of a sparse table, each row with slots of its ow
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from functools import lru_cache
-from typing import ClassVar, NamedTuple, cast, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import msgspec
 import numpy as np
@@ -29,13 +28,14 @@ from numpy.typing import NDArray
 
 from cupy_kernels import backends
 from cupy_kernels.backends import HOST, Backend, backend_of
-from cupy_kernels.ops import updates
-from cupy_kernels.rows import RowState, update_rows
+from cupy_kernels.ops import rows, updates
+from cupy_kernels.types import RowUpdate
 from shards import argument_checks
 from shards.buffer_pool import allocator
 from shards.errors import BadInput
 from shards.named_fields import NamedFields
-from shards.tables import RateRun
+from shards.run_plans import cover_gaps, plan_runs
+from shards.tables import META_WORDS, RateRun
 
 Floats = NDArray[np.float32]
 
@@ -110,7 +110,8 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
             assert array.shape == out.shape == (out.size,)
             assert not np.may_share_memory(array, out), "a version must not be overwritten"
         # A tuple, because the plan is cached by it.
-        plan = _plan(tuple(segments), out.size, self.scale(rate, count), decay)
+        factor, l1 = self.scale(rate, count), decay.kind is DecayKind.L1
+        plan = plan_runs(tuple(segments), out.size, factor, decay.weight, l1)
         if self.versions:
             # The formula writes into this slot, so it is given a copy.
             slots = (
@@ -129,20 +130,37 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
             out[buffer] = weights[buffer] - gradient[buffer]
 
     def apply_rows(
-        self, state: RowState, gradient: Floats, *, rate: float, decay: Decay
-    ) -> RowState:
-        """The state of rows after an update by their gradient, float32 (n, dim); arrays are new."""
+        self,
+        slab: Floats,
+        meta: NDArray[np.uint32],
+        slots: NDArray[np.int64],
+        gradient: Floats,
+        *,
+        rate: float,
+        decay: Decay,
+    ) -> None:
+        """Update rows in place by their gradient, float32 (n, dim); see `updates.apply_rows`.
+
+        `slots` are distinct rows of the `slab`.
+        """
         assert self.rows, f"rule {self.__struct_config__.tag} has no rows"
-        factor, decay_weight = np.float32(rate), np.float32(decay.weight)
         l1, name = decay.kind is DecayKind.L1, str(self.__struct_config__.tag)
-        return update_rows(name, state, gradient, factor, decay_weight, l1, self.constants())
+        weight, constants = np.float32(decay.weight), self.row_constants()
+        update = RowUpdate(name, float(rate), weight, l1, constants)
+        width = gradient.shape[1] * (1 + len(self.slot_names))
+        updates.apply_rows(update, slab, meta, slots, gradient, width)
+
+    def row_constants(self) -> tuple[Any, ...]:
+        """The constants of an update of rows, in the order in which its loop takes them."""
+        return self.constants()
 
     def prepare_rows(self) -> None:
         """Load what an update of rows needs before the first one arrives; it takes a second."""
-        row = np.zeros((1, 1), np.float32)
-        updates.squared_norm(row[0])
-        state = RowState(row, (row,) * len(self.slot_names), row[0])
-        self.apply_rows(state, row, rate=0.0, decay=Decay())
+        rows.prepare()
+        slab = np.zeros((1, 1 + len(self.slot_names)), np.float32)
+        meta, slots = np.zeros((1, META_WORDS), np.uint32), np.zeros(1, np.int64)
+        updates.squared_norm(slab[0])
+        self.apply_rows(slab, meta, slots, slab[:, :1].copy(), rate=0.0, decay=Decay())
 
     def prepare(self, backend: Backend = HOST) -> None:
         """Compile the rule before the first gradient arrives; it takes a second or two.
@@ -194,6 +212,7 @@ class Momentum(UpdateRule, frozen=True, tag="momentum"):
     """
 
     slot_names: ClassVar[tuple[str, ...]] = ("history",)
+    rows: ClassVar[bool] = True
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
@@ -210,6 +229,7 @@ class Nesterov(UpdateRule, frozen=True, tag="nesterov"):
     """
 
     slot_names: ClassVar[tuple[str, ...]] = ("history",)
+    rows: ClassVar[bool] = True
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
@@ -231,7 +251,7 @@ class Adagrad(UpdateRule, frozen=True, tag="adagrad"):
     delta: float = 1e-8
 
     def __post_init__(self) -> None:
-        _demand_delta(self)
+        _demand_positive(self)
 
     def constants(self) -> tuple[np.float32, ...]:
         return (np.float32(self.delta),)
@@ -249,7 +269,7 @@ class RowAdagrad(UpdateRule, frozen=True, tag="row_adagrad"):
     delta: float = 1e-8
 
     def __post_init__(self) -> None:
-        _demand_delta(self)
+        _demand_positive(self)
 
     def constants(self) -> tuple[np.float32, ...]:
         return (np.float32(self.delta),)
@@ -268,7 +288,7 @@ class RMSProp(UpdateRule, frozen=True, tag="rmsprop"):
 
     def __post_init__(self) -> None:
         _demand_share(self, "decay_rate")
-        _demand_delta(self)
+        _demand_positive(self)
 
     def constants(self) -> tuple[np.float32, ...]:
         return (*_keep_and_take(self.decay_rate), np.float32(self.delta))
@@ -287,7 +307,7 @@ class AdaDelta(UpdateRule, frozen=True, tag="adadelta"):
 
     def __post_init__(self) -> None:
         _demand_share(self, "momentum")
-        _demand_delta(self)
+        _demand_positive(self)
 
     def constants(self) -> tuple[np.float32, ...]:
         return (*_keep_and_take(self.momentum), np.float32(self.delta))
@@ -297,10 +317,12 @@ class Adam(UpdateRule, frozen=True, tag="adam"):
     """Means of g and g^2, corrected for their start at zero (Kingma and Ba 2015).
 
     m = beta1*m + (1 - beta1)*g; v = beta2*v + (1 - beta2)*g^2; with t the `count`
-    w -= rate * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + delta).
+    w -= rate * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + delta). In a sparse table t is
+    the row's own number of updates.
     """
 
     slot_names: ClassVar[tuple[str, ...]] = ("mean", "square_mean")
+    rows: ClassVar[bool] = True
     beta1: float = 0.9
     beta2: float = 0.999
     delta: float = 1e-8
@@ -308,7 +330,7 @@ class Adam(UpdateRule, frozen=True, tag="adam"):
     def __post_init__(self) -> None:
         _demand_share(self, "beta1")
         _demand_share(self, "beta2")
-        _demand_delta(self)
+        _demand_positive(self)
 
     def scale(self, rate: float, count: int) -> float:
         return float(rate * np.sqrt(1 - self.beta2**count) / (1 - self.beta1**count))
@@ -320,6 +342,9 @@ class Adam(UpdateRule, frozen=True, tag="adam"):
             np.float32(self.delta),
         )
 
+    def row_constants(self) -> tuple[Any, ...]:
+        return self.beta1, self.beta2, *self.constants()
+
 
 class AdamW(Adam, frozen=True, tag="adamw"):
     """Adam with a decay of the weights that is not part of the gradient (Loshchilov, Hutter 2019).
@@ -328,6 +353,7 @@ class AdamW(Adam, frozen=True, tag="adamw"):
     w -= rate * (c * m / (sqrt(v) + delta) + weight_decay * w).
     """
 
+    rows: ClassVar[bool] = False
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
@@ -337,6 +363,32 @@ class AdamW(Adam, frozen=True, tag="adamw"):
     def constants_at(self, count: int) -> tuple[np.float32, ...]:
         # The loop multiplies all of it by rate * c.
         return (*self.constants(), np.float32(self.weight_decay / self.scale(1.0, count)))
+
+
+class FTRL(UpdateRule, frozen=True, tag="ftrl"):
+    """Follow the regularised leader (McMahan et al. 2013): weights that l1 keeps at zero.
+
+    n' = n + g^2; z += rate*g - (sqrt(n') - sqrt(n))*w;
+    w = -sign(z) * max(0, |z| - rate*l1) / (beta + sqrt(n') + rate*l2). z is the paper's, times the
+    rate, so that a rate may change. z begins at -beta*w: without l1 and l2 this is Adagrad with
+    delta = beta. For sparse tables; usually with `ps.Zeros()`.
+    """
+
+    slot_names: ClassVar[tuple[str, ...]] = ("z", "square_sum")
+    dense: ClassVar[bool] = False
+    rows: ClassVar[bool] = True
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        _demand_positive(self, "beta")
+        for field in ("l1", "l2"):
+            if not _number(self, field, "0 or more") >= 0:
+                raise argument_checks.wrong(_field(self, field), "0 or more", getattr(self, field))
+
+    def constants(self) -> tuple[np.float32, ...]:
+        return np.float32(self.beta), np.float32(self.l1), np.float32(self.l2)
 
 
 class DelayedNesterov(UpdateRule, frozen=True, tag="delayed_nesterov"):
@@ -408,7 +460,7 @@ class AdaptiveDelayCompensation(UpdateRule, frozen=True, tag="dc_asgd_adaptive")
     def __post_init__(self) -> None:
         _demand_versions(self)
         _demand_share(self, "mean")
-        _demand_delta(self)
+        _demand_positive(self)
 
     def constants(self) -> tuple[np.float32, ...]:
         return (*_keep_and_take(self.mean), np.float32(self.strength), np.float32(self.delta))
@@ -424,6 +476,7 @@ Rule = (
     | AdaDelta
     | Adam
     | AdamW
+    | FTRL
     | DelayedNesterov
     | MomentumLookAhead
     | DelayCompensation
@@ -474,60 +527,6 @@ def decay_of(argument: str, value: object) -> Decay:
     )
 
 
-class _Layout(NamedTuple):
-    bounds: NDArray[np.int64]
-    lr_mults: Floats
-    decay_mults: Floats
-    gaps: tuple[slice, ...]
-
-
-@lru_cache(maxsize=256)
-def _layout(segments: tuple[RateRun, ...], size: int) -> _Layout:
-    """The segments as arrays; cached, because a shard needs the same at every push."""
-    edges = [0, *(edge for segment in segments for edge in (segment.start, segment.stop)), size]
-    assert edges == sorted(edges), f"segments must ascend within [0, {size})"
-    return _Layout(
-        np.array([(s.start, s.stop) for s in segments], np.int64).reshape(-1, 2),
-        np.array([s.lr_mult for s in segments], np.float32),
-        np.array([s.decay_mult for s in segments], np.float32),
-        tuple(slice(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b),
-    )
-
-
-class _Plan(NamedTuple):
-    runs: updates.Runs
-    gaps: tuple[slice, ...]
-    buffers: tuple[slice, ...]
-
-
-@lru_cache(maxsize=256)
-def _plan(segments: tuple[RateRun, ...], size: int, rate: float, decay: Decay) -> _Plan:
-    """The segments as the loops need them; cached, because the rate seldom changes."""
-    layout = _layout(tuple(segment for segment in segments if not segment.buffer), size)
-    runs = updates.Runs(
-        layout.bounds,
-        np.float32(rate) * layout.lr_mults,
-        np.float32(decay.weight) * layout.decay_mults,
-        decay.kind is DecayKind.L1,
-    )
-    buffers = tuple(segment.keys for segment in segments if segment.buffer)
-    return _Plan(runs, _layout(segments, size).gaps, buffers)
-
-
-@lru_cache(maxsize=256)
-def cover_gaps(segments: tuple[RateRun, ...], size: int, rate: float) -> updates.Runs:
-    """The segments of an array of `size` for `sgd_measured`, and the gaps between them.
-
-    A gap is a run of rate 0, because w - 0*g is w if g is finite; a buffer is a run of rate 1.
-    """
-    gaps = [RateRun(gap.start, gap.stop, 0.0, 0.0) for gap in _layout(segments, size).gaps]
-    ordered = sorted((*segments, *gaps), key=lambda run: run.start)
-    trained = tuple(structs.replace(run, buffer=False) for run in ordered)
-    runs = _plan(trained, size, rate, Decay()).runs
-    buffers = np.array([run.buffer for run in ordered])
-    return runs._replace(rates=np.where(buffers, np.float32(1), runs.rates))
-
-
 def _keep_and_take(share: float) -> tuple[np.float32, np.float32]:
     keep = np.float32(share)
     return keep, np.float32(1) - keep
@@ -546,14 +545,12 @@ def _demand_versions(rule: DelayCompensation | AdaptiveDelayCompensation) -> Non
         raise argument_checks.wrong(_field(rule, "strength"), "0 or more", rule.strength)
 
 
-def _demand_delta(
-    rule: "Adagrad | RowAdagrad | RMSProp | AdaDelta | Adam | AdaptiveDelayCompensation",
-) -> None:
+def _demand_positive(rule: UpdateRule, field: str = "delta") -> None:
     # With delta 0, a weight that has only had zero gradients would become 0/0.
     expected = "more than 0 in float32"
-    delta = _number(rule, "delta", expected)
-    if not np.float32(delta) > 0:
-        raise argument_checks.wrong(_field(rule, "delta"), expected, delta)
+    value = _number(rule, field, expected)
+    if not np.float32(value) > 0:
+        raise argument_checks.wrong(_field(rule, field), expected, value)
 
 
 def _field(rule: UpdateRule, field: str) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from cupy_kernels.rows import Ids, mix
+from cupy_kernels.ops.rows import Ids, mix
 from shards import wire_format
 from shards.errors import BadInput, BadMessage
 from shards.ledger import Ledger

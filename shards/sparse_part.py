@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from cupy_kernels.ops.rows import Ids, find_distinct, gather_rows, mix, sum_rows
 from cupy_kernels.ops.updates import squared_norm
-from cupy_kernels.rows import Ids, RowState, find_distinct, mix, sum_rows
 from shards.buffer_pool import reserve
 from shards.errors import BadInput, BadMessage, Full
 from shards.messages import AskedPart, Kind, Part, PulledPart
@@ -35,7 +35,6 @@ from shards.wire_format import Buffer
 Floats = NDArray[np.float32]
 
 _LINE_FLOATS = 16
-_COUNT, _ROW_SLOT = 1, 2  # words of a row's meta; the first and the last are zero
 
 _Shapes = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
@@ -88,7 +87,7 @@ class SparsePart:
         if sum(len(gradient.ids) for gradient in gradients) <= room:
             return
         ids = np.unique(np.concatenate([gradient.ids for gradient in gradients]))
-        births = np.count_nonzero(self._index.find(ids, mix(ids)) < 0)
+        births = np.count_nonzero(self._index.find(ids) < 0)
         if births > room:
             raise Full(
                 f"table {self.table.name}: expected at most {self.most_rows} rows at a shard, its"
@@ -136,29 +135,21 @@ class SparsePart:
         """Rows are in no version's array."""
 
     def _apply_rows(self, gradient: RowGradient, rate: float) -> None:
-        ids, dim = gradient.ids, self.table.dim
-        slots = self._slots_for(ids)
-        stored, row_slots = self._slab[slots, : self._width], self._row_slots[slots]
-        columns = range(dim, self._width, dim)
-        before = RowState(
-            stored[:, :dim], tuple(stored[:, low : low + dim] for low in columns), row_slots
+        slots = self._slots_for(gradient.ids)
+        self.spec.rule.apply_rows(
+            self._slab, self._meta, slots, gradient.rows, rate=rate, decay=self.spec.decay
         )
-        after = self.spec.rule.apply_rows(before, gradient.rows, rate=rate, decay=self.spec.decay)
-        self._slab[slots, : self._width] = np.concatenate([after.weights, *after.slots], axis=1)
-        self._row_slots[slots] = after.row_slot
-        self._meta[slots, _COUNT] += np.uint32(1)  # ids are distinct, so each counts once
 
     def _slots_for(self, ids: Ids) -> NDArray[np.int64]:
         """The slot of each id; one that is not stored is, with its first values."""
-        mixed = mix(ids)
-        slots = self._index.find(ids, mixed)
+        slots = self._index.find(ids)
         (missing,) = np.nonzero(slots < 0)
         if missing.size:
             assert self.rows + missing.size <= len(self._slab), "`check_room` has found room"
             new = np.arange(self.rows, self.rows + missing.size)
             first = self.table.init.make_rows(ids[missing], self.table.dim, self.table.seed)
             self._slab[new[0] : new[-1] + 1, : self.table.dim] = first
-            self._index.insert(ids[missing], mixed[missing], new)
+            self._index.insert(ids[missing], new)
             slots[missing] = new
         return slots
 
@@ -181,8 +172,8 @@ class SparsePart:
     ) -> tuple[PulledPart, tuple[NDArray[Any], ...]]:
         """A copy of the rows asked for, and a bit for each that says whether it is stored."""
         ids = np.frombuffer(frames[0], np.uint64)
-        slots = self._index.find(ids, mix(ids))
-        rows = self._slab[np.maximum(slots, 0), : self.table.dim]
+        slots = self._index.find(ids)
+        rows = gather_rows(self._slab, slots, self.table.dim)
         (missing,) = np.nonzero(slots < 0)
         if missing.size:  # nothing is stored here, or a pull would change the state
             rows[missing] = self.table.init.make_rows(ids[missing], self.table.dim, self.table.seed)
@@ -241,7 +232,7 @@ class SparsePart:
             return
         self._slab[:count, : self._width] = arrays[ROWS]
         self._meta[:count] = arrays[META]
-        self._index.insert(ids, mix(ids), np.arange(count))
+        self._index.insert(ids, np.arange(count))
 
     def _clear(self) -> None:
         """Begin without rows, in new memory: that of the former rows goes back to the system."""
@@ -250,7 +241,6 @@ class SparsePart:
         self._index = RowIndex(self._buckets)
         self._slab = reserve((rows, stride), np.float32)
         self._meta = reserve((rows, META_WORDS), np.uint32)
-        self._row_slots = self._meta[:, _ROW_SLOT].view(np.float32)
 
 
 def _describe_arrays(arrays: _Shapes) -> str:

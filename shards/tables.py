@@ -27,7 +27,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from cupy_kernels.rows import Ids, mix
+from cupy_kernels.ops.rows import Ids, mix
 from shards import argument_checks
 from shards.errors import BadInput
 from shards.first_values import FirstValues, Init, Zeros

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ps
-from cupy_kernels.rows import Ids
+from cupy_kernels.ops.rows import Ids
 from ps.reader import MissingRows
 from ps.step_rows import ids_of
 from shards import argument_checks

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.rows import Ids
+from cupy_kernels.ops.rows import Ids
 from deploy.simulation.config import SimulationConfig
 from deploy.simulation.invariants import Promise, Violation
 from ps.session.row_requests import Gather
 from shards.first_values import Uniform
 from shards.row_frames import RowGradient
-from shards.rules import ROW_RULES, Adagrad, RowAdagrad, Rule
+from shards.rules import FTRL, ROW_RULES, Adagrad, Adam, Momentum, Nesterov, RowAdagrad, Rule
 from shards.shard import Shard
 from shards.shard_state import IDS, META, ROWS, of_table
 from shards.tables import KeyRange, SparseTable, buckets_of
@@ -144,7 +144,7 @@ class OracleRow:
 
     def __init__(self, weights: NDArray[np.float32]) -> None:
         self.weights = weights.copy()
-        self.square_sum = np.zeros_like(weights)
+        self.first_slot, self.second_slot = np.zeros_like(weights), np.zeros_like(weights)
         self.row_slot = F(0)
         self.count = 0
 
@@ -155,23 +155,53 @@ class OracleRow:
         rate: F,
         decay: F = F(0),  # noqa: B008
     ) -> None:
-        """Apply one gradient by SGD, Adagrad or RowAdagrad."""
+        """Apply one gradient, value by value, by a rule of rows."""
         self.count += 1
         steps = gradient if decay == 0 else gradient + decay * self.weights
         if isinstance(rule, RowAdagrad):
             self._update_by_row(rule, steps, rate)
             return
         for column, g in enumerate(steps):
-            if isinstance(rule, Adagrad):
-                self.square_sum[column] += g * g
-                g /= np.sqrt(self.square_sum[column]) + F(rule.delta)
-            self.weights[column] -= rate * g
+            self._update_float(rule, column, g, rate)
 
     def floats(self, rule: Rule) -> NDArray[np.float32]:
-        """The row as a state has it."""
-        if isinstance(rule, Adagrad):
-            return np.concatenate([self.weights, self.square_sum])
-        return self.weights
+        """The row as a state has it: its weights, then the slots that the rule has."""
+        slots = self.first_slot, self.second_slot
+        return np.concatenate([self.weights, *slots[: len(rule.slot_names)]])
+
+    def _update_float(self, rule: Rule, column: int, g: F, rate: F) -> None:
+        w, a, b = self.weights[column], self.first_slot[column], self.second_slot[column]
+        match rule:
+            case Momentum():
+                a = F(rule.momentum) * a + rate * g
+                w = w - a
+            case Nesterov():
+                mu = F(rule.momentum)
+                new = mu * a + rate * g
+                w, a = w - ((F(1) + mu) * new - mu * a), new
+            case Adagrad():
+                a += g * g
+                w -= rate * (g / (np.sqrt(a) + F(rule.delta)))
+            case Adam():
+                keep1, keep2 = F(rule.beta1), F(rule.beta2)
+                a = keep1 * a + (F(1) - keep1) * g
+                b = keep2 * b + (F(1) - keep2) * (g * g)
+                past1, past2 = power(rule.beta1, self.count), power(rule.beta2, self.count)
+                scaled = F(float(rate) * (np.sqrt(1 - past2) / (1 - past1)))
+                w -= scaled * (a / (np.sqrt(b) + F(rule.delta)))
+            case FTRL():
+                beta, l1, l2 = F(rule.beta), F(rule.l1), F(rule.l2)
+                if a == 0 and b == 0:
+                    a = a - beta * w
+                squares = b + g * g
+                a = a + rate * g - (np.sqrt(squares) - np.sqrt(b)) * w
+                b, size = squares, abs(a) - rate * l1
+                sign = F(-1) if np.signbit(a) else F(1)
+                divisor = beta + np.sqrt(b) + rate * l2
+                w = F(0) if size <= 0 else -(sign * size) / divisor
+            case _:
+                w -= rate * g
+        self.weights[column], self.first_slot[column], self.second_slot[column] = w, a, b
 
     def _update_by_row(self, rule: RowAdagrad, steps: NDArray[np.float32], rate: F) -> None:
         a = [F(0)] * 8
@@ -182,3 +212,13 @@ class OracleRow:
         factor = rate / (np.sqrt(self.row_slot) + F(rule.delta))
         for column, g in enumerate(steps):
             self.weights[column] -= factor * g
+
+
+def power(base: float, exponent: int) -> float:
+    """A number to the power of a whole one, by squares, which every machine rounds alike."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base, exponent = base * base, exponent >> 1
+    return result

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.rows import Ids
+from cupy_kernels.ops.rows import Ids
 from ps.session import row_requests
 from ps.session.compression import Compression
 from ps.session.error_feedback import ErrorFeedback, check_squares

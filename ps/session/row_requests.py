@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.rows import Ids
+from cupy_kernels.ops.rows import Ids
 from shards.errors import BadInput
 from shards.tables import MAX_PART_BYTES, Layout, ShardMap, SparseTable, buckets_of
 from shards.wire_format import Buffer

@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 
 from cupy_kernels.ops.updates import sgd_measured, squared_norm
-from shards.rules import RULES, Decay, Floats, cover_gaps
+from shards.rules import RULES, Decay, Floats
+from shards.run_plans import cover_gaps
 from shards.tables import RateRun
 from tests.bench.report import Goal, goals, save
 

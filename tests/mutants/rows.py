@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from cupy_kernels.rows import mix
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
 from ps.session.payload_encoder import PayloadEncoder
@@ -53,7 +52,7 @@ def a_row_and_its_slot_are_of_two_versions(patch: Patch) -> None:
     """A state has the rows of the present version, and their meta from before the last push."""
 
     def apply_rows(self: SparsePart, gradient: RowGradient, rate: float) -> None:
-        slots = self._index.find(gradient.ids, mix(gradient.ids))
+        slots = self._index.find(gradient.ids)
         self.__dict__["_former"] = gradient.ids[slots >= 0], self._meta[slots[slots >= 0]]
         real_apply(self, gradient, rate)
 

@@ -358,7 +358,7 @@ def test_settings_that_are_refused() -> None:
     for settings, text in (
         ({"dim": 0}, "Sparse: dim: expected 1 to 4096, got 0"),
         ({"dim": 4097}, "dim: expected 1 to 4096, got 4097"),
-        ({"dim": 4, "rule": ps.Adam()}, "rule: expected a rule of sparse tables"),
+        ({"dim": 4, "rule": ps.RMSProp()}, "rule: expected a rule of sparse tables"),
         ({"dim": 4, "init": 0.1}, 'expected first values such as Uniform(0.01) or "zeros", got 0'),
         ({"dim": 4, "init": "normal"}, "Sparse: init: expected first values such as Uniform(0.01)"),
         (

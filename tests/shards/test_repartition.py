@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cupy_kernels.rows import mix
+from cupy_kernels.ops.rows import mix
 from shards.errors import BadInput
 from shards.ledger import Ledger, LedgerEntry
 from shards.repartition import repartition

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cupy_kernels.ops.updates import sgd_measured
 from shards.errors import BadInput
 from shards.rules import (
+    FTRL,
     RULES,
     SGD,
     AdaDelta,
@@ -28,8 +29,8 @@ from shards.rules import (
     Nesterov,
     RMSProp,
     Rule,
-    cover_gaps,
 )
+from shards.run_plans import cover_gaps
 from shards.schedules import Exp, Fixed, Inv, Schedule, Sigmoid, Step
 from shards.tables import DenseTable, KeyRange, RateRun, TensorSpec, segments
 
@@ -267,6 +268,8 @@ def test_a_rule_is_found_by_name_and_survives_the_wire() -> None:
         (AdaDelta, {"momentum": 2.0}, "adadelta: momentum: expected"),
         (Adam, {"beta2": 1.0}, "adam: beta2: expected"),
         (AdamW, {"weight_decay": 1.0}, "adamw: weight_decay: expected"),
+        (FTRL, {"beta": 0.0}, "ftrl: beta: expected more than 0 in float32, got 0"),
+        (FTRL, {"l1": -1.0}, "ftrl: l1: expected 0 or more, got -1"),
         (DelayedNesterov, {"n": 0}, "delayed_nesterov: n: expected at least 1, got 0"),
         (DelayCompensation, {"versions": 65}, "dc_asgd: versions: expected 1 to 64, got 65"),
         (AdaptiveDelayCompensation, {"strength": -1.0}, "dc_asgd_adaptive: strength: expected"),

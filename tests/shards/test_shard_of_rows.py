@@ -14,7 +14,7 @@ from shards.errors import BadInput
 from shards.first_values import Uniform
 from shards.messages import Ack, AskedPart, Export, Kind, Part, Push, Read, Refusal, Remedy, Weights
 from shards.repartition import repartition
-from shards.rules import SGD, Adagrad, Momentum
+from shards.rules import SGD, Adagrad, RMSProp
 from shards.schedules import Fixed
 from shards.shard import Shard
 from shards.shard_state import of_table
@@ -297,7 +297,7 @@ def test_a_state_travels_as_bytes() -> None:
 def test_a_strategy_with_a_buffer_of_its_own_is_refused() -> None:
     """A rule without rows is refused for a sparse table, and one of rows for a dense table."""
     with pytest.raises(BadInput, match="rule: expected a rule of sparse tables"):
-        TableSpec(SPARSE, Momentum())
+        TableSpec(SPARSE, RMSProp())
     assert TableSpec(SPARSE, SGD()).rule == SGD()
     with pytest.raises(BadInput, match="pushed: expected f4"):
         TableSpec(SPARSE, pushed=Kind.BF16)

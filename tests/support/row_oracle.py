@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.rows import mix
+from cupy_kernels.ops.rows import mix
 from deploy.simulation.row_model import OracleRow, first_row
 from shards.rules import Rule
 from shards.shard_state import IDS, META, ROWS, Arrays

@@ -318,6 +318,7 @@ def _values() -> dict[str, Target]:
             {"beta1": "0..1", "beta2": "0..1", "delta": "above 0", "weight_decay": "0..1"},
             {},
         ),
+        ps.FTRL: ({"beta": "above 0", "l1": "0.. number", "l2": "0.. number"}, {}),
         ps.MomentumLookAhead: ({"momentum": "0..1"}, {}),
         ps.DelayedNesterov: ({"momentum": "0..1", "n": count}, {}),
         ps.DelayCompensation: ({"strength": "0.. number", "versions": count}, {}),

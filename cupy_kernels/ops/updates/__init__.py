@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.backends import Backend, backend_of
-from cupy_kernels.types import BLOCK
+from cupy_kernels.types import BLOCK, RowUpdate
 
 Floats = NDArray[np.float32]
 
@@ -70,12 +70,35 @@ def apply(
             _apply_blocks(update.formula, weights, gradient, slots, out, runs, constants)
 
 
+def apply_rows(
+    update: RowUpdate,
+    slab: Floats,
+    meta: NDArray[np.uint32],
+    slots: NDArray[np.int64],
+    gradient: Floats,
+    width: int,
+) -> None:
+    """Update the rows of a sparse table in distinct `slots` by their gradient, (n, dim), in place.
+
+    `slab` is float32 (rows, stride), in each row `width` floats of weights and slots, and `meta`
+    (rows, words). On the host only.
+    """
+    _row_updates().apply_rows(update, slab, meta, slots, gradient, width)
+
+
 @cache
 def _loops() -> ModuleType:
     """The compiled loops, cached: an import inside a function costs as much as a small update."""
     from cupy_kernels.ops.updates import cpu as update_loops
 
     return update_loops
+
+
+@cache
+def _row_updates() -> ModuleType:
+    from cupy_kernels.ops.updates import row_updates
+
+    return row_updates
 
 
 def runs_on(backend: Backend, rule: str) -> bool:

@@ -3,7 +3,8 @@
 Each rule's formula is written once, in float32, on values that may be scalars or arrays. When
 compiled, it is inlined into one pass over memory that reads weights and gradient, advances the
 slots in place and writes the new weights elsewhere, without holding the interpreter's lock. Without
-numba `updates` runs the same formula on short blocks of NumPy arrays.
+numba `updates` runs the same formula on short blocks of NumPy arrays. Loops over the rows of a
+sparse table, in any order of slots, are below those over an arena.
 
 The invariant: both give the same bits. So the compiler may neither contract a multiply and an add
 into one rounding nor reorder anything. No fastmath flag is set for a formula, and none is needed,
@@ -20,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupy_kernels.compilation import COMPILED, compile_loop, plain
-from cupy_kernels.types import BLOCK
+from cupy_kernels.compilation import COMPILED, compile_loop, plain, prefetch
+from cupy_kernels.types import BLOCK, ROW_COUNT, ROW_SLOT
 
 Value = Any  # a float32 scalar inside a compiled loop, a float32 array on the NumPy path
 Array = Any  # a flat float32 array; numba infers the loops' types, not these annotations
@@ -114,6 +115,25 @@ def adamw(
     m = keep1 * m + take1 * g
     v = keep2 * v + take2 * (g * g)
     return w - rate * (m / (np.sqrt(v) + delta) + fade * w), m, v
+
+
+@compile_loop
+def ftrl(
+    w: Value,
+    g: Value,
+    z: Value,
+    n: Value,
+    rate: Value,
+    beta: Value,
+    l1: Value,
+    l2: Value,
+) -> Value:
+    zero = np.float32(0)
+    z = z - np.float32((n == 0) & (z == 0)) * (beta * w)  # at the first update
+    new = n + g * g
+    z = z + rate * g - (np.sqrt(new) - np.sqrt(n)) * w
+    shrunk = np.maximum(np.abs(z) - rate * l1, zero)
+    return zero - np.copysign(shrunk, z) / (beta + np.sqrt(new) + rate * l2), z, new
 
 
 @compile_loop
@@ -318,6 +338,178 @@ sgd_measured = compile_loop(_sgd_measured, fastmath=ANY_ORDER)
 """What `sgd_loop` does without decay, and the sum of the gradient's squares, in one pass."""
 
 
+# Loops over rows; `rows` is a row_updates.RowMemory. A row is a miss of every cache, so a loop asks
+# for it some rows before.
+
+_AHEAD = 12
+_LINE = 16  # floats of a cache line
+
+
+@compile_loop
+def begin_row(rows: Any, slots: Array, number: int) -> int:
+    """Count an update of a row, and return the index of its first float in the slab."""
+    later = number + _AHEAD
+    if later < len(slots):
+        first = slots[later] * rows.stride
+        for line in range(first, first + rows.width, _LINE):
+            prefetch(rows.slab, line)
+        prefetch(rows.counts, slots[later] * rows.meta_words)
+    word = slots[number] * rows.meta_words + ROW_COUNT
+    count = rows.counts[word]
+    rows.counts[word] = count + np.uint32(count != MOST_UPDATES)
+    return slots[number] * rows.stride  # type: ignore[no-any-return]
+
+
+MOST_UPDATES = np.uint32(2**32 - 1)
+"""The count of a row's updates stays at this number."""
+
+
+@compile_loop
+def sgd_rows(rows: Any, slots: Array, gradient: Array, rate: Value, constants: Any) -> None:
+    rate32, dim = np.float32(rate), rows.dim
+    for i in range(len(slots)):
+        start = begin_row(rows, slots, i)
+        w, d = rows.slab[start : start + dim], gradient[i]
+        for j in range(dim):
+            grad = add_decay(d[j], w[j], rows.decay, rows.l1)
+            w[j] = sgd(w[j], grad, rate32, *constants)
+
+
+@compile_loop
+def momentum_rows(rows: Any, slots: Array, gradient: Array, rate: Value, constants: Any) -> None:
+    rate32, dim = np.float32(rate), rows.dim
+    for i in range(len(slots)):
+        start = begin_row(rows, slots, i)
+        w, d = rows.slab[start : start + dim], gradient[i]
+        h = rows.slab[start + dim : start + 2 * dim]
+        for j in range(dim):
+            grad = add_decay(d[j], w[j], rows.decay, rows.l1)
+            w[j], h[j] = momentum(w[j], grad, h[j], rate32, *constants)
+
+
+@compile_loop
+def nesterov_rows(rows: Any, slots: Array, gradient: Array, rate: Value, constants: Any) -> None:
+    rate32, dim = np.float32(rate), rows.dim
+    for i in range(len(slots)):
+        start = begin_row(rows, slots, i)
+        w, d = rows.slab[start : start + dim], gradient[i]
+        h = rows.slab[start + dim : start + 2 * dim]
+        for j in range(dim):
+            grad = add_decay(d[j], w[j], rows.decay, rows.l1)
+            w[j], h[j] = nesterov(w[j], grad, h[j], rate32, *constants)
+
+
+@compile_loop
+def adagrad_rows(rows: Any, slots: Array, gradient: Array, rate: Value, constants: Any) -> None:
+    rate32, dim = np.float32(rate), rows.dim
+    for i in range(len(slots)):
+        start = begin_row(rows, slots, i)
+        w, d = rows.slab[start : start + dim], gradient[i]
+        h = rows.slab[start + dim : start + 2 * dim]
+        for j in range(dim):
+            grad = add_decay(d[j], w[j], rows.decay, rows.l1)
+            w[j], h[j] = adagrad(w[j], grad, h[j], rate32, *constants)
+
+
+@compile_loop
+def adam_rows(rows: Any, slots: Array, gradient: Array, rate: Value, constants: Any) -> None:
+    beta1, beta2, constants32 = constants[0], constants[1], constants[2:]
+    dim = rows.dim
+    for i in range(len(slots)):
+        start = begin_row(rows, slots, i)
+        count = rows.counts[slots[i] * rows.meta_words + ROW_COUNT]
+        rate32 = np.float32(
+            rate * (np.sqrt(1.0 - power(beta2, count)) / (1.0 - power(beta1, count)))
+        )
+        w, d = rows.slab[start : start + dim], gradient[i]
+        m = rows.slab[start + dim : start + 2 * dim]
+        v = rows.slab[start + 2 * dim : start + 3 * dim]
+        for j in range(dim):
+            grad = add_decay(d[j], w[j], rows.decay, rows.l1)
+            w[j], m[j], v[j] = adam(w[j], grad, m[j], v[j], rate32, *constants32)
+
+
+@compile_loop
+def power(base: Value, exponent: Value) -> Value:
+    """A float64 to the power of a whole number, by squares: the same bits on every machine."""
+    result = 1.0
+    while exponent != 0:
+        if exponent & np.uint32(1):
+            result *= base
+        base *= base
+        exponent >>= np.uint32(1)
+    return result
+
+
+@compile_loop
+def ftrl_rows(rows: Any, slots: Array, gradient: Array, rate: Value, constants: Any) -> None:
+    rate32, dim = np.float32(rate), rows.dim
+    for i in range(len(slots)):
+        start = begin_row(rows, slots, i)
+        w, d = rows.slab[start : start + dim], gradient[i]
+        z = rows.slab[start + dim : start + 2 * dim]
+        n = rows.slab[start + 2 * dim : start + 3 * dim]
+        for j in range(dim):
+            grad = add_decay(d[j], w[j], rows.decay, rows.l1)
+            w[j], z[j], n[j] = ftrl(w[j], grad, z[j], n[j], rate32, *constants)
+
+
+@compile_loop
+def row_adagrad_rows(rows: Any, slots: Array, gradient: Array, rate: Value, constants: Any) -> None:
+    rate32, dim, (delta,) = np.float32(rate), rows.dim, constants
+    share = np.float32(1) / np.float32(dim)
+    for i in range(len(slots)):
+        start = begin_row(rows, slots, i)
+        w, d = rows.slab[start : start + dim], gradient[i]
+        word = slots[i] * rows.meta_words + ROW_SLOT
+        h = rows.row_slots[word] + sum_squares(w, d, rows.decay, rows.l1) * share
+        rows.row_slots[word] = h
+        factor = rate32 / (np.sqrt(h) + delta)
+        for j in range(dim):
+            w[j] = w[j] - factor * add_decay(d[j], w[j], rows.decay, rows.l1)
+
+
+@compile_loop
+def sum_squares(w: Array, d: Array, decay: Value, l1: bool) -> Value:
+    """The sum of squares of a row's gradient: eight sums by column modulo 8, then a fixed tree."""
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0)
+    dim, whole = len(d), len(d) - len(d) % 8
+    for j in range(0, whole, 8):
+        g, x = d[j : j + 8], w[j : j + 8]
+        s0 += square(g[0], x[0], decay, l1)
+        s1 += square(g[1], x[1], decay, l1)
+        s2 += square(g[2], x[2], decay, l1)
+        s3 += square(g[3], x[3], decay, l1)
+        s4 += square(g[4], x[4], decay, l1)
+        s5 += square(g[5], x[5], decay, l1)
+        s6 += square(g[6], x[6], decay, l1)
+        s7 += square(g[7], x[7], decay, l1)
+    for j in range(whole, dim):  # the last, incomplete eight
+        value = square(d[j], w[j], decay, l1)
+        lane = j - whole
+        if lane == 0:
+            s0 += value
+        elif lane == 1:
+            s1 += value
+        elif lane == 2:
+            s2 += value
+        elif lane == 3:
+            s3 += value
+        elif lane == 4:
+            s4 += value
+        elif lane == 5:
+            s5 += value
+        else:
+            s6 += value
+    return ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7))
+
+
+@compile_loop
+def square(g: Value, w: Value, decay: Value, l1: bool) -> Value:
+    g = add_decay(g, w, decay, l1)
+    return g * g
+
+
 class Update(NamedTuple):
     """A formula, for blocks of arrays, and its loop over a whole arena."""
 
@@ -339,3 +531,15 @@ UPDATES = {
     "dc_asgd": Update(plain(dc_asgd), dc_asgd_loop),
     "dc_asgd_adaptive": Update(plain(dc_asgd_adaptive), dc_asgd_adaptive_loop),
 }
+
+ROW_LOOPS: dict[str, Callable[..., None]] = {
+    "sgd": sgd_rows,
+    "momentum": momentum_rows,
+    "nesterov": nesterov_rows,
+    "adagrad": adagrad_rows,
+    "row_adagrad": row_adagrad_rows,
+    "adam": adam_rows,
+    "ftrl": ftrl_rows,
+}
+"""The loops over the rows of a sparse table. A rule's formula has its name, but for `row_adagrad`,
+which needs the sum over a row first."""

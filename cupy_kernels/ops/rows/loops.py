@@ -1,0 +1,221 @@
+"""Rows by id in compiled loops, each with the bits of its NumPy version in cpu.py.
+
+A row is a miss of every cache, so loops ask for memory a number of rows before they use it.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupy_kernels.compilation import compile_loop, prefetch
+from cupy_kernels.ops.rows.cpu import Cells, DistinctIds, Floats, Ids, Slots
+
+Array = Any  # an array inside a compiled loop; numba infers the types
+Value = Any
+
+_CELLS_AHEAD = 24
+_ROWS_AHEAD = 16
+_LINE = 16  # floats of a cache line
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ONE = np.uint64(1)
+
+
+@compile_loop
+def _mix(value: Value) -> Value:
+    value ^= value >> np.uint64(30)
+    value *= np.uint64(0xBF58476D1CE4E5B9)
+    value ^= value >> np.uint64(27)
+    value *= np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+# --- first values ---------------------------------------------------------------------------------
+
+
+def draw_uniform(ids: Ids, dim: int, seed: int) -> Floats:
+    out = np.empty((len(ids), dim), np.float32)
+    _draw_uniform(_freeze(ids), np.uint64(seed), out)
+    return out
+
+
+@compile_loop
+def _draw_uniform(ids: Array, seed: Value, out: Array) -> None:
+    key = _mix(seed + _GOLDEN)
+    for i in range(len(ids)):
+        word, row = _mix(ids[i] ^ key), out[i]
+        for column in range(len(row)):
+            word += _GOLDEN
+            value = np.float32(_mix(word) >> np.uint64(40))  # 24 bits, so exact
+            row[column] = value * np.float32(2.0**-23) - np.float32(1)
+
+
+def draw_normal(ids: Ids, dim: int, seed: int) -> Floats:
+    out = np.empty((len(ids), dim), np.float32)
+    _draw_normal(_freeze(ids), np.uint64(seed), out)
+    return out
+
+
+@compile_loop
+def _draw_normal(ids: Array, seed: Value, out: Array) -> None:
+    key, lane = _mix(seed + _GOLDEN), np.uint64(0xFFFF)
+    for i in range(len(ids)):
+        word, row = _mix(ids[i] ^ key), out[i]
+        for column in range(len(row)):
+            total = np.int64(-6 * 0xFFFF)
+            for _ in range(3):
+                word += _GOLDEN
+                lanes = _mix(word)
+                for _ in range(4):
+                    total += np.int64(lanes & lane)
+                    lanes >>= np.uint64(16)
+            row[column] = np.float32(total) * np.float32(2.0**-16)
+
+
+# --- equal ids ------------------------------------------------------------------------------------
+
+
+def find_distinct(ids: Ids) -> DistinctIds:
+    bits = max(2 * len(ids) - 1, 1).bit_length()
+    # A small hash table of this batch: the number of each distinct id, in order of appearance.
+    numbers = np.zeros(1 << bits, np.uint32)
+    shift = np.uint64(64 - bits)
+    found, inverse = _number_ids(_freeze(ids), numbers, shift)
+    distinct = np.sort(found)
+    _rank_ids(distinct, found, numbers, shift, inverse)
+    return DistinctIds(distinct, inverse)
+
+
+@compile_loop
+def _number_ids(ids: Array, numbers: Array, shift: Value) -> tuple[Array, Array]:
+    """The distinct ids as they appear, and for each id its number among them."""
+    mask = np.uint64(len(numbers) - 1)
+    distinct, inverse = np.empty(len(ids), np.uint64), np.empty(len(ids), np.int64)
+    count = np.uint32(0)
+    for i in range(len(ids)):
+        cell = _mix(ids[i]) >> shift
+        while numbers[cell] != 0 and distinct[numbers[cell] - 1] != ids[i]:
+            cell = (cell + _ONE) & mask
+        if numbers[cell] == 0:
+            distinct[count] = ids[i]
+            count += np.uint32(1)
+            numbers[cell] = count
+        inverse[i] = numbers[cell] - 1
+    return distinct[:count], inverse
+
+
+@compile_loop
+def _rank_ids(ranked: Array, distinct: Array, numbers: Array, shift: Value, inverse: Array) -> None:
+    """Turn numbers of appearance in `inverse` into ranks among the sorted ids."""
+    mask, ranks = np.uint64(len(numbers) - 1), np.empty(len(distinct), np.int64)
+    for rank in range(len(ranked)):
+        cell = _mix(ranked[rank]) >> shift
+        while distinct[numbers[cell] - 1] != ranked[rank]:
+            cell = (cell + _ONE) & mask
+        ranks[numbers[cell] - 1] = rank
+    for i in range(len(inverse)):
+        inverse[i] = ranks[inverse[i]]
+
+
+def sum_rows(of: DistinctIds, rows: Floats) -> Floats:
+    summed = np.empty((len(of.ids), rows.shape[1]), np.float32)
+    _sum_rows(_freeze(of.inverse), _freeze(np.ascontiguousarray(rows)), summed)
+    return summed
+
+
+@compile_loop
+def _sum_rows(inverse: Array, rows: Array, summed: Array) -> None:
+    count, dim = summed.shape
+    if count == len(inverse):
+        for i in range(len(inverse)):
+            row, target = rows[i], summed[inverse[i]]
+            for column in range(dim):
+                target[column] = row[column]
+        return
+    totals = np.zeros((count, dim), np.float64)
+    for i in range(len(inverse)):
+        row, total = rows[i], totals[inverse[i]]
+        for column in range(dim):
+            total[column] += row[column]
+    for i in range(count):
+        total, target = totals[i], summed[i]
+        for column in range(dim):
+            target[column] = total[column]
+
+
+# --- the index ------------------------------------------------------------------------------------
+
+
+def find_slots(cells: Cells, ids: Ids) -> Slots:
+    slots = np.empty(len(ids), np.int64)
+    _find_slots(cells, _freeze(ids), slots)
+    return slots
+
+
+@compile_loop
+def _find_slots(cells: Any, ids: Array, slots: Array) -> None:
+    count, size = len(ids), np.uint64(len(cells.ids))
+    for i in range(-_CELLS_AHEAD, count):
+        if i + _CELLS_AHEAD < count:
+            later = (_mix(ids[i + _CELLS_AHEAD]) - cells.base) >> cells.shift
+            prefetch(cells.ids, later)
+            prefetch(cells.entries, later)
+        if i >= 0:
+            cell = (_mix(ids[i]) - cells.base) >> cells.shift
+            while cells.entries[cell] != 0 and cells.ids[cell] != ids[i]:
+                cell += _ONE
+                if cell == size:
+                    cell = np.uint64(0)
+            slots[i] = np.int64(cells.entries[cell]) - 1
+
+
+def insert_slots(cells: Cells, ids: Ids, slots: Slots) -> None:
+    _insert_slots(cells, _freeze(ids), _freeze(slots))
+
+
+@compile_loop
+def _insert_slots(cells: Any, ids: Array, slots: Array) -> None:
+    count, size = len(ids), np.uint64(len(cells.ids))
+    for i in range(-_CELLS_AHEAD, count):
+        if i + _CELLS_AHEAD < count:
+            later = (_mix(ids[i + _CELLS_AHEAD]) - cells.base) >> cells.shift
+            prefetch(cells.ids, later)
+            prefetch(cells.entries, later)
+        if i >= 0:
+            cell = (_mix(ids[i]) - cells.base) >> cells.shift
+            while cells.entries[cell] != 0:
+                cell += _ONE
+                if cell == size:
+                    cell = np.uint64(0)
+            cells.ids[cell] = ids[i]
+            cells.entries[cell] = np.uint32(slots[i] + 1)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def gather_rows(slab: Floats, slots: Slots, dim: int) -> Floats:
+    out = np.empty((len(slots), dim), np.float32)
+    _gather_rows(slab.reshape(-1), slab.shape[1], _freeze(slots), out)
+    return out
+
+
+@compile_loop
+def _gather_rows(slab: Array, stride: int, slots: Array, out: Array) -> None:
+    count, dim = out.shape
+    for i in range(count):
+        if i + _ROWS_AHEAD < count:
+            start = max(slots[i + _ROWS_AHEAD], 0) * stride
+            for line in range(start, start + dim, _LINE):
+                prefetch(slab, line)
+        start = max(slots[i], 0) * stride
+        row, target = slab[start : start + dim], out[i]
+        for column in range(dim):
+            target[column] = row[column]
+
+
+def _freeze(array: NDArray[Any]) -> NDArray[Any]:
+    """A view that is read-only, as received frames are, so that a loop compiles for one type."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
