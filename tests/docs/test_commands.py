@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from deploy.cli.app import app
+from deploy.cli.app import command_line
 from tests.bench.__main__ import commands as bench_commands
 from tests.bench.__main__ import describe, list_benchmarks
 from tests.programs.__main__ import TABLES
@@ -60,8 +60,7 @@ def parse(words: list[str]) -> None:
 
     On the pages `ID` stands for the id of a job.
     """
-    group = typer.main.get_command(app)
-    assert isinstance(group, TyperGroup)
+    group = command_line()
     words = [word for word in words if word not in {"-h", "--help"}]
     words = [_A_JOB if word == "ID" else word for word in words]
     with group.make_context("downpour", words[1:]) as context:

@@ -8,6 +8,7 @@ from tests.wrong_inputs import sdk
 from tests.wrong_inputs.__main__ import tried
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_wrong_input() -> None:
     """N of N: SDK arguments, files and data; tests/deploy tries the command line's options."""
