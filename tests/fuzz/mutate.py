@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ps.security.enrolment import Enrol
 from ps.shared_memory import handshake
@@ -68,7 +69,7 @@ def valid(shard: Shard) -> list[Frames]:
     job, boot = shard.spec.job, shard.boot
     floats = shard.size
     who = (job, "w", 0)
-    (table,) = shard.parameters.parts
+    table, user = shard.parameters.parts
     keys = shard.spec.keys
     part = Part(table, Kind.F4, keys.start, keys.stop)
     push = Push(
@@ -81,12 +82,20 @@ def valid(shard: Shard) -> list[Frames]:
     few = msgspec.structs.replace(push, parts=[msgspec.structs.replace(part, kind=Kind.SPARSE)])
     pairs = np.arange(4, dtype=np.uint32).tobytes() + np.ones(4, np.float32).tobytes()
     gradient = np.ones(floats, np.float32).tobytes()
+    rows = draw_rows(random.Random(1))
+    of_rows = row_push(shard, 1)
+    of_both = msgspec.structs.replace(push, parts=[part, *of_rows.parts])
     said: list[tuple[Message, list[bytes]]] = [
         (Hello(1, *who, PROTOCOL, SCHEMA), []),
         (Join(2, *who, boot, 0), []),
         (push, [gradient]),
         (half, [np.ones(floats, np.float16).tobytes()]),
         (few, [pairs]),
+        (of_rows, rows),
+        (of_both, [gradient, *rows]),
+        (msgspec.structs.replace(pull, parts=[AskedPart(table), AskedPart(user)]), rows[:1]),
+        (row_pull(shard), rows[:1]),
+        (Read(20, job, [AskedPart(user)]), rows[:1]),
         (pull, []),
         (msgspec.structs.replace(pull, parts=[AskedPart(table, Kind.SPARSE, False, 0, 0.1)]), []),
         (msgspec.structs.replace(pull, parts=[AskedPart(table, Kind.INT8, False, 3)]), []),
@@ -111,6 +120,64 @@ def valid(shard: Shard) -> list[Frames]:
     parts = Cutter(b"t" * 16).cut(list(together), 3)
     striped = [[bytes(piece) for piece in part] for part in parts]
     return [*alone, together, noted, *striped, [wire_format.encode_state(Enrol("w", 0, "0" * 64))]]
+
+
+def row_push(shard: Shard, seq: int) -> Push:
+    """A push of worker "w" with rows alone."""
+    (user,) = (table.name for table in shard.spec.layout.sparse)
+    (buckets,) = shard.spec.map.buckets
+    sender = shard.spec.job, "w", 0, shard.boot, shard.spec.map.epoch
+    part = Part(user, Kind.F4, buckets.start, buckets.stop)
+    return Push(100 + seq, *sender, seq, seq, seq, 1, 8, 0, [part], 0.5, 0.01, 0.0)
+
+
+def row_pull(shard: Shard) -> Pull:
+    """A pull of worker "w" of rows alone."""
+    (user,) = (table.name for table in shard.spec.layout.sparse)
+    sender = shard.spec.job, "w", 0, shard.boot, shard.spec.map.epoch
+    return Pull(8, *sender, 0, [AskedPart(user)])
+
+
+def draw_rows(dice: random.Random) -> Frames:
+    """The frames of ids and of rows of two floats, of up to eight ids, many of them near others."""
+    ids = {dice.choice((dice.randrange(40), dice.randrange(2**64))) for _ in range(8)}
+    rows = [dice.choice((0.5, -2.0, 1e9)) for _ in range(2 * len(ids))]
+    return [np.array(sorted(ids), np.uint64).tobytes(), np.array(rows, np.float32).tobytes()]
+
+
+def spoil_rows(frames: Frames, dice: random.Random) -> Frames:
+    """The frames spoiled in up to two ways: in their bytes, their order, or their number."""
+    frames = list(frames)
+    for _ in range(dice.randrange(3)):
+        dice.choice((*_WAYS[:-1], _turn, _repeat, _fill))(frames, dice)
+    return frames
+
+
+def _turn(frames: Frames, dice: random.Random) -> None:
+    """Turn the order of the values of a frame round."""
+    _words(frames, dice, lambda words: words[::-1])
+
+
+def _repeat(frames: Frames, dice: random.Random) -> None:
+    """Give a frame one value more than once."""
+    _words(frames, dice, lambda words: np.repeat(words, 2))
+
+
+def _fill(frames: Frames, dice: random.Random) -> None:
+    """Fill a frame with bits that are NaN as floats, and the largest id as integers."""
+    _words(frames, dice, lambda words: np.full_like(words, 2**64 - 1))
+
+
+def _words(
+    frames: Frames,
+    dice: random.Random,
+    change: Callable[[NDArray[np.uint64]], NDArray[np.uint64]],
+) -> None:
+    """Change one frame as words of eight bytes, without those of a last part of a word."""
+    if frames:
+        which = dice.randrange(len(frames))
+        words = np.frombuffer(frames[which][: len(frames[which]) // 8 * 8], np.uint64)
+        frames[which] = change(words).tobytes()
 
 
 def spoiled(messages: list[Frames], seed: int) -> Iterator[Frames]:

@@ -1,7 +1,7 @@
 """The fuzzers for as long as one likes: `make check C=fuzz`, or
 
-    python -m tests.fuzz.run [--messages 1000000] [--connections 100000] [--files 20000]
-        [--flips 100000] [--seed N]
+    python -m tests.fuzz.run [--messages 1000000] [--rows 100000] [--connections 100000]
+        [--files 20000] [--flips 100000] [--seed N]
 
 Each prints what it did, and the first that finds something raises with the seed that repeats it.
 A message goes through a dozen decoders, and is counted once.
@@ -18,6 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--connections", type=int, default=100_000)
+    parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--flips", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**32))
@@ -30,6 +31,8 @@ def main() -> None:
         f" {time.monotonic() - started:.0f} s",
         flush=True,
     )
+    tally = targets.run_rows(given.rows, given.seed)
+    print(f"{tally.tried} pushes of rows, {tally.heard} of them applied, 0 crashes", flush=True)
     tried, read = files.run(given.files, given.seed)
     print(f"{tried} files, {read} of them could be read all the same, 0 crashes", flush=True)
     tallies = flips.run(given.flips, given.seed)

@@ -4,6 +4,8 @@ import math
 import random
 from typing import NamedTuple
 
+import numpy as np
+
 import ps
 from ps.job_spec import shard_specs
 from ps.security import enrolment
@@ -13,15 +15,32 @@ from ps.shared_memory.shard_side import ShardSide
 from ps.transport.striping import Gatherer
 from shards import wire_format
 from shards.errors import DownpourError
-from shards.messages import PROTOCOL, Hello, Join, Message, Probe
+from shards.first_values import Uniform
+from shards.messages import PROTOCOL, Ack, Hello, Join, Message, Probe, Refusal, Weights
+from shards.rules import Adagrad
 from shards.schema_digest import SCHEMA
 from shards.shard import Shard
-from shards.shard_state import SavedProgress
+from shards.shard_state import IDS, ROWS, Arrays, SavedProgress, of_table
 from shards.shard_status import ShardStatus
-from tests.fuzz.mutate import Frames, spoiled, valid
+from shards.spec import TableSpec
+from shards.tables import SparseTable
+from tests.fuzz.mutate import (
+    Frames,
+    draw_rows,
+    row_pull,
+    row_push,
+    spoil_rows,
+    spoiled,
+    valid,
+)
 from tests.support.shard_dsl import blank
 
-TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (64,)),))
+_GUARD = ps.Guard(quarantine_after=2**40)  # all messages are one worker's
+TABLES = (
+    TableSpec(ps.DenseTable("net", (ps.TensorSpec("w", (64,)),)), guard=_GUARD),
+    TableSpec(SparseTable("user", 2, Uniform(0.1), rows=500), Adagrad(), guard=_GUARD),
+)
+_ROWS_ANEW = 250  # pushes after which a shard is made anew: its table is full by then
 _ANEW = 2_000  # messages after which a shard is made anew, for some spoil it lawfully
 
 
@@ -34,7 +53,7 @@ class Tally(NamedTuple):
 
 def a_shard() -> Shard:
     """One that has weights, and a worker "w" that has joined."""
-    (spec,) = shard_specs(TABLE)
+    (spec,) = shard_specs(TABLES)
     shard = Shard(spec, 1)
     shard.restore(blank(spec=spec))
     for message in (
@@ -99,7 +118,54 @@ class Reception:
             wire_format.enclose([(answer.message, answer.frames)])
         weights = self.shard.parameters.weights()
         assert math.isfinite(float(weights.sum())), f"{message} spoiled the weights"
+        if self.shard.version != before:
+            self._check_rows(message)
         assert self.shard.version - before <= 1 or type(message).__name__ == "Install"
+
+    def _check_rows(self, message: Message) -> None:
+        """Assert that the rows after a message are those of a state that a shard would take."""
+        arrays = self.shard.parameters.copy()
+        self.shard.parameters.check_state(arrays)
+        rows = of_table(arrays, "user").get(ROWS)
+        assert rows is None or np.isfinite(rows).all(), f"{message} spoiled the rows"
+
+
+def run_rows(executions: int, seed: int) -> Tally:
+    """Try so many pushes and pulls with spoiled frames of ids and rows.
+
+    Each push is applied whole, or refused and changes nothing; a pull changes nothing. Raises with
+    the seed and the frames at the first for which this does not hold.
+    """
+    dice, applied = random.Random(seed), 0
+    for number in range(executions):
+        if number % _ROWS_ANEW == 0:
+            shard, seq = a_shard(), 0
+        frames = spoil_rows(draw_rows(dice), dice)
+        before = shard.parameters.copy()
+        try:
+            (pulled,) = shard.handle(b"peer", row_pull(shard), frames[:1], 0.0)
+            assert isinstance(pulled.message, Weights | Refusal)
+            assert shard.parameters.is_at(before), "a pull changed the state"
+            (pushed,) = shard.handle(b"peer", row_push(shard, seq + 1), frames, 0.0)
+            after = shard.parameters.copy()
+            if isinstance(pushed.message, Ack):
+                seq += 1
+                applied += 1
+                shard.parameters.check_state(after)
+                stored = {*_ids_in(before), *np.frombuffer(frames[0], np.uint64).tolist()}
+                assert {*_ids_in(after)} == stored, "other rows than those pushed"
+                assert np.isfinite(of_table(after, "user").get(ROWS, 0.0)).all()
+            else:
+                assert isinstance(pushed.message, Refusal)
+                assert shard.parameters.is_at(before), "a refused push changed the state"
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, push {number}: {frames}") from error
+    return Tally(executions, applied)
+
+
+def _ids_in(arrays: Arrays) -> list[int]:
+    ids: list[int] = of_table(arrays, "user")[IDS].tolist()
+    return ids
 
 
 def run(executions: int, seed: int) -> Tally:

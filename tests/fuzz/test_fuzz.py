@@ -5,6 +5,7 @@ import pytest
 from tests.fuzz import files, flips, live, targets
 
 MESSAGES = 30_000  # each through a dozen decoders
+ROW_PUSHES = 3_000
 FILES = 100
 FLIPS = 3_200
 CONNECTIONS = 1_500
@@ -18,6 +19,12 @@ def test_messages_that_are_almost_valid() -> None:
     tally = targets.run(MESSAGES, SEED)
     assert tally.tried == MESSAGES
     assert tally.heard > MESSAGES // 20
+
+
+def test_rows_that_are_almost_valid() -> None:
+    """Each push of rows is applied whole, or refused and changes nothing; no pull changes any."""
+    tally = targets.run_rows(ROW_PUSHES, SEED)
+    assert ROW_PUSHES // 10 < tally.heard < ROW_PUSHES // 2
 
 
 def test_files_that_are_almost_valid() -> None:
