@@ -244,7 +244,7 @@ class RowsToRead(NamedTuple):
             return np.zeros((0, self.table.dim), np.float32)
         name = self.table.name
         rows = fill_missing(name, self.distinct.ids, gathered[name], self.missing)
-        return rows[self.distinct.inverse]
+        return rows.take(self.distinct.inverse, axis=0)
 
 
 def fill_missing(table: str, ids: Ids, gathered: GatheredRows, missing: MissingRows) -> Floats:

@@ -416,7 +416,7 @@ class WorkerStep(BoundToProcess):
         """
         distinct = self._rows.find(table)
         pulled = self._pull_once(timeout_s)
-        return pulled.rows[table].rows[distinct.inverse]
+        return pulled.rows[table].rows.take(distinct.inverse, axis=0)
 
     def scatter(self, table: str, gradient: Any) -> None:
         """Give the step the gradients of the rows of its ids, float32 (n, dim), in their order.

@@ -32,6 +32,7 @@ __all__ = [
     "mix",
     "prepare",
     "sum_rows",
+    "use",
 ]
 
 P = ParamSpec("P")
@@ -93,6 +94,13 @@ def find_distinct(ids: Ids) -> DistinctIds:
     _FUNCTIONS.count_ids(len(ids))
     distinct: DistinctIds = _FUNCTIONS.module.find_distinct(ids)
     return distinct
+
+
+def use(*, compiled: bool) -> None:
+    """Use the compiled functions from now on, or NumPy's."""
+    _FUNCTIONS.load()
+    if not compiled:
+        _FUNCTIONS.module = cpu
 
 
 def prepare() -> None:
