@@ -1,5 +1,8 @@
 """Rows of sparse tables through the SDK: gather, scatter, readers, reshards, what is refused."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -433,4 +436,43 @@ def test_rows_survive_in_logs(tmp_path: Path) -> None:
     (logs,) = tmp_path.iterdir()
     with ps.local(tables(), shards=3, resume=logs) as job, job.reader() as reader:
         assert np.array_equal(reader.gather("user", IDS), rows.gather(IDS.view(np.uint64)))
+        assert reader.pull()["w"].tolist() == [-3 * RATE] * 4
+
+
+_KILLED = """
+import os, signal, sys
+import numpy as np
+import ps
+
+user = ps.Sparse(3, rule=ps.RowAdagrad(), rate=0.5, init=ps.Uniform(0.1), seed=7)
+tables = ps.Tables(net=ps.Dense.zeros({"w": (4,)}, rate=0.5), user=user)
+how = {"on": "processes", "durability": "logged", "logs": sys.argv[1]}
+with ps.start(tables, shards=2, **how) as job, job.worker("w0") as me:
+    for seed in range(3):
+        with me.step(gather={"user": np.arange(9)}) as step:
+            step.push("net", {"w": np.ones(4, np.float32)})
+            step.scatter("user", np.full((9, 3), seed + 1, np.float32))
+        step.ack.result()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_logs_of_a_killed_driver(tmp_path: Path) -> None:
+    """A job whose driver was killed resumes from its logs with every acknowledged row and weight,
+    and its worker continues after its last push.
+    """
+    command = [sys.executable, "-c", _KILLED, str(tmp_path)]
+    killed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    rows, ids = oracle(), np.arange(9, dtype=np.uint64)
+    for seed in range(3):
+        rows.push(ids, np.full((9, DIM), seed + 1, np.float32), RATE)
+    (logs,) = tmp_path.iterdir()
+    with (
+        ps.local(tables(), shards=3, resume=logs) as job,
+        job.worker("w0", incarnation=1) as me,
+        job.reader() as reader,
+    ):
+        assert (me.seq, me.clock) == (3, 3)
+        assert np.array_equal(reader.gather("user", ids, missing="error"), rows.gather(ids))
         assert reader.pull()["w"].tolist() == [-3 * RATE] * 4
