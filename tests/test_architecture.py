@@ -22,16 +22,36 @@ SPARK_ML = {
 }
 
 
-@cache
-def imported_by(path: Path) -> set[str]:
-    """What a file imports, by full name, wherever in it the import stands."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+class Function(NamedTuple):
+    """Where a function is, and how large."""
+
+    where: str
+    parameters: int
+    lines: int
+
+
+class ParsedFile(NamedTuple):
+    """A file's docstring, its functions, and what it imports, by full name, wherever in it."""
+
+    docstring: str | None
+    functions: list[Function]
+    imports: set[str]
+
+
+@cache  # to parse all files takes seconds
+def read_file(path: Path) -> ParsedFile:
+    """The parts of a file that the tests look at."""
+    tree = ast.parse(path.read_text())
+    parsed = ParsedFile(ast.get_docstring(tree), [], set())
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            parsed.imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            parsed.imports.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            where = f"{path.relative_to(ROOT).as_posix()}: {node.name}"
+            parsed.functions.append(Function(where, parameters(node), lines(node)))
+    return parsed
 
 
 def files_that_import(library: str) -> set[str]:
@@ -39,7 +59,7 @@ def files_that_import(library: str) -> set[str]:
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
-        if any(name.split(".")[0] == library for name in imported_by(path))
+        if any(name.split(".")[0] == library for name in read_file(path).imports)
     }
 
 
@@ -148,7 +168,7 @@ def test_no_test_module_is_imported() -> None:
     imports = {
         f"{path.relative_to(ROOT).as_posix()}: {name}"
         for path in (ROOT / "tests").rglob("*.py")
-        for name in imported_by(path)
+        for name in read_file(path).imports
         if name.startswith("tests.")
         and any(part == "conftest" or part.startswith("test_") for part in name.split("."))
     }
@@ -161,9 +181,9 @@ def test_every_file_says_why_it_exists() -> None:
         path.relative_to(ROOT).as_posix()
         for package in (*PACKAGES, "tests")
         for path in (ROOT / package).rglob("*.py")
-        if (text := path.read_text()).strip()
+        if path.read_text().strip()
         and not path.name.endswith("_pb2.py")
-        and not ast.get_docstring(ast.parse(text))
+        and not read_file(path).docstring
     ]
     assert silent == []
 
@@ -183,24 +203,14 @@ def lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return node.end_lineno - node.lineno + 1 - said  # type: ignore[operator]
 
 
-class Function(NamedTuple):
-    """Where a function is, and how large."""
-
-    where: str
-    parameters: int
-    lines: int
-
-
-@cache
-def functions() -> tuple[Function, ...]:
+def functions() -> list[Function]:
     """Every function of the shipped packages."""
-    return tuple(
-        Function(f"{path.relative_to(ROOT).as_posix()}: {node.name}", parameters(node), lines(node))
+    return [
+        function
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
+        for function in read_file(path).functions
+    ]
 
 
 def test_options_travel_in_structs() -> None:

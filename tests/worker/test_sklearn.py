@@ -33,6 +33,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("estimator", [DownpourClassifier, DownpourRegressor])
 def test_the_checks_of_estimators_pass(estimator: Any) -> None:
