@@ -7,9 +7,9 @@
 
 They are linear models, or networks of fully connected layers with ReLU between them. The workers
 are threads that share the rows; the shards are threads, too. Rows are dense, or sparse matrices of
-SciPy, which stay sparse. Centred, their minibatches are filled in. Without centring a step computes
-with the non-zero values alone, and the weights of the features are the rows of a sparse table: what
-the steps have changed them by. Importing this module loads scikit-learn.
+SciPy, which stay sparse. Of few features, their minibatches are filled in to be centred. Of many, a
+step computes with the non-zero values alone, and the weights of the features are the rows of a
+sparse table: what the steps have changed them by. Importing this module loads scikit-learn.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 import ps
 from shards import argument_checks
-from shards.errors import BadInput
 from shards.extras import missing
 from worker.strategies import Strategy, strategy_of
 from worker.training import own_loop
@@ -45,7 +44,7 @@ except ImportError:
 __all__ = ["DownpourClassifier", "DownpourRegressor"]
 
 _VALUES = 1 << 20  # of a part of sparse rows that is filled in to predict
-_MAX_FILLED = 1 << 27  # values of a minibatch of sparse rows that is filled in
+_MAX_CENTRED = 1 << 16  # features of sparse rows; centred, a row has no zeros left
 _READ_ROWS = 1 << 16  # of a sparse table, in one read
 _NET = "net"
 _FEATURES = "features"
@@ -70,7 +69,6 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         decay: float = 1e-4,
         batch_size: int = 32,
         epochs: int = 20,
-        with_mean: bool = True,
         random_state: Any = None,
     ) -> None:
         self.hidden = hidden
@@ -83,7 +81,6 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         self.decay = decay
         self.batch_size = batch_size
         self.epochs = epochs
-        self.with_mean = with_mean
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
@@ -111,7 +108,7 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         else:
             self._mean, self._scale = X.mean(0), X.std(0)
         self._scale[self._scale < np.finfo(np.float32).eps] = 1.0
-        self._is_centred = argument_checks.flag("with_mean", self.with_mean)
+        self._is_centred = not sparse.issparse(X) or X.shape[1] <= _MAX_CENTRED
         if not self._is_centred:
             self._mean = np.zeros(X.shape[1])
         sizes = [X.shape[1], *_layer_sizes(self.hidden), outputs]
@@ -143,13 +140,6 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         size = argument_checks.whole("batch_size", self.batch_size, 1)
         epochs = argument_checks.whole("epochs", epochs, 1)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + self.steps_
-        if is_filled_in and size * X.shape[1] > _MAX_FILLED:
-            raise BadInput(
-                "X",
-                expected=f"sparse rows of at most {_MAX_FILLED // size} features to centre",
-                got=f"{X.shape[1]}",
-                hint="with_mean=False takes more",
-            )
         how: dict[str, Any] = {
             "strategy": _divide_pushes(self.strategy, workers),
             "workers": workers,
@@ -292,8 +282,8 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
     `workers` threads train on equal parts of the rows, with `strategy` (docs/how-to/strategies.md)
     and the bound `staleness`; None is the strategy's own. `rule`, `rate` and `decay` are those of
     `ps.Dense.like`. Features are standardised by the rows of the first call of `fit` or
-    `partial_fit`, sparse ones as well. With `with_mean` off they are scaled only: sparse rows may
-    then have millions of features, and strategies with local steps are refused. `class_weight` is
+    `partial_fit`, sparse ones as well. Sparse rows of more than 65,536 features are only scaled:
+    they may have millions, and strategies with local steps are then refused. `class_weight` is
     None, a weight for each class, or "balanced". Ctrl-C raises KeyboardInterrupt, and leaves the
     weights of that moment in `layers_`. An asynchronous strategy with several workers gives
     slightly different weights each time, whatever `random_state`; `strategy="bsp"` repeats them.
@@ -314,7 +304,6 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
         decay: float = 1e-4,
         batch_size: int = 32,
         epochs: int = 20,
-        with_mean: bool = True,
         class_weight: Mapping[Any, float] | str | None = None,
         random_state: Any = None,
     ) -> None:
@@ -329,7 +318,6 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
             decay=decay,
             batch_size=batch_size,
             epochs=epochs,
-            with_mean=with_mean,
             random_state=random_state,
         )
         self.class_weight = class_weight

@@ -117,14 +117,16 @@ def tables(model: Any, **settings: Any) -> ps.Tables:
     return ps.Tables({**dense, **{name: of_table[0].sparse for name, of_table in layers.items()}})
 
 
-def attach(model: Any, reader: ps.Reader, *, missing: str = "init") -> Any:
+def attach(model: Any, reader: Any, *, missing: str = "init") -> Any:
     """Let the `Embedding` layers of a model read their rows through a reader; returns the model.
 
-    A forward pass outside a step then reads the rows of its ids, pushes nothing, and makes a round
-    trip a layer. `missing` is that of `ps.Reader.gather`. The other parameters stay as they are:
+    `reader` is a `ps.Reader`, or another object that gathers rows as one does. A forward pass
+    outside a step then reads the rows of its ids, pushes nothing, and makes a round trip a layer.
+    `missing` is that of `ps.Reader.gather`. The other parameters stay as they are:
     `load(model, reader.pull("net"))` brings them. Raises BadInput for another `missing`.
     """
-    argument_checks.instance("attach: reader", reader, ps.Reader, "a ps.Reader")
+    if not callable(getattr(reader, "gather", None)):
+        raise argument_checks.wrong("attach: reader", "a ps.Reader", reader)
     policy = argument_checks.choice("attach: missing", missing, MissingRows)
     rows = _embeddings().ReaderRows(reader, policy)
     for layers in _layers("attach", model).values():

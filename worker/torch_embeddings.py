@@ -200,7 +200,7 @@ class TableRows:
 class ReaderRows:
     """The rows that forward passes read through a reader; nothing is pushed."""
 
-    def __init__(self, reader: ps.Reader, missing: MissingRows) -> None:
+    def __init__(self, reader: Any, missing: MissingRows) -> None:
         self._reader = reader
         self._missing = missing
 

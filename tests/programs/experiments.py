@@ -74,6 +74,12 @@ def compare_accuracy(
     yield module("tests.bench.accuracy", *tasks.split(), **options)
 
 
+@register(EXPERIMENTS, "ratings", duration="minutes", extras=("bench",))
+def compare_ratings(data: str = "", epochs: str = "") -> Commands:
+    """Compare asynchronous workers with one process on ratings: DATA=file of user, item, rating."""
+    yield module("tests.bench.ratings", data=data, epochs=epochs)
+
+
 @register(EXPERIMENTS, "learning", duration="minutes")
 def train_example_nets(tasks: str = "") -> Commands:
     """Train Caffe's networks on digits: siamese, autoencoder, lrcn, fine_tuning, or all."""

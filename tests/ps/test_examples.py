@@ -77,3 +77,15 @@ def test_pytorch(tmp_path: Path) -> None:
     with torch.no_grad():
         scores = model(torch.from_numpy(images).view(-1, 1, 28, 28))
     assert (scores.argmax(1).numpy() == labels).mean() > 0.9
+
+
+def test_factorisation_machine() -> None:
+    """It learns labels that depend on pairs of features alone, where a linear model is a guess."""
+    from deploy.examples.factorisation_machine import fit
+
+    dice = np.random.default_rng(1)
+    values = dice.integers(0, 20, (4000, 2))
+    labels = values.sum(1) % 2
+    ids = values * 2**32 + [0, 2**20]
+    scores = fit(ids[:3500], labels[:3500], ids[3500:])
+    assert ((scores > 0) == labels[3500:]).mean() > 0.9

@@ -2,7 +2,7 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -331,7 +331,7 @@ def make(kind: str = "Embedding", table: Any = "user", dim: Any = DIM, **options
         (lambda: worker.torch.tables(make(), rate=0.1), "tables: expected no settings, for the"),
         (lambda: worker.torch.tables(5), "tables: model: expected a torch.nn.Module, got 5"),
         (
-            lambda: worker.torch.attach(make(), cast(Any, None)),
+            lambda: worker.torch.attach(make(), None),
             "attach: reader: expected a ps.Reader, got None",
         ),
     ],

@@ -19,7 +19,6 @@ _OF_SKLEARN = {
     "hidden": (0, -1, 1.5, nan, "2", True, None, [0], [4, 1.5]),
     "rate": _NO_RATES,
     "decay": _NO_RATES,
-    "with_mean": (1, "yes", None),
     "staleness": (-1, 1.5, nan, "2", True),
 }
 _OF_SPARK = {
