@@ -121,7 +121,10 @@ def _join_rows(states: Sequence[Arrays], layout: Layout, shard_map: ShardMap) ->
             )
         names = filled[0].keys() if filled else ()
         joined[table.name] = {IDS: np.zeros(0, np.uint64)} | {
-            name: np.concatenate([arrays[name] for arrays in filled]) for name in names
+            name: filled[0][name]
+            if len(filled) == 1
+            else np.concatenate([arrays[name] for arrays in filled])
+            for name in names
         }
     return joined
 
@@ -144,12 +147,12 @@ def _row_form(arrays: Arrays) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]
 
 
 def _cut_rows(joined: Mapping[str, Arrays], buckets: KeyRange) -> Arrays:
-    """The rows of each sparse table that are in these buckets, as new arrays."""
+    """The rows of each sparse table that are in these buckets, as views: rows are not changed."""
     cut: Arrays = {}
     for table, arrays in joined.items():
         low, high = np.searchsorted(buckets_of(arrays[IDS]), (buckets.start, buckets.stop))
         names = arrays if low < high else (IDS,)  # as a shard without rows exports them
-        cut |= {array_name(table, name): arrays[name][low:high].copy() for name in names}
+        cut |= {array_name(table, name): arrays[name][low:high] for name in names}
     return cut
 
 

@@ -196,12 +196,12 @@ class SparsePart:
         if not self.rows:
             return {IDS: np.zeros(0, np.uint64)}
         ids, slots = self._index.items()
-        order = np.argsort(mix(ids))
+        order = np.argsort(mix(ids), kind="stable")  # quick where much is in order already
         slots = slots[order]
         return {
             IDS: ids[order],
-            ROWS: self._slab[slots, : self._width],
-            META: self._meta[slots],
+            ROWS: gather_rows(self._slab, slots, self._width),
+            META: self._meta.take(slots, axis=0),
         }
 
     def check_state(self, arrays: Arrays) -> None:

@@ -323,7 +323,7 @@ def test_a_full_table_refuses_new_rows_only() -> None:
     part.check_room([gradient_of(range(10), 3)])
     apply(part, gradient_of(range(10), 3))
     part.check_room([gradient_of(range(10), 3), gradient_of(range(5), 3)])
-    with pytest.raises(Full, match="expected at most 10 rows at a shard, got 1 new ones beyond 10"):
+    with pytest.raises(Full, match="share of rows=10, got 1 new ones beyond 10"):
         part.check_room([gradient_of(range(5), 3), gradient_of([10], 3)])
 
 
@@ -362,7 +362,7 @@ def test_a_state_beyond_the_limit_is_restored_and_full() -> None:
     other.check_state(state)
     other.restore(state, EMPTY, ())
     other.check_room([gradient_of(range(10), 3)])
-    with pytest.raises(Full, match="expected at most 4 rows at a shard, got 1 new ones beyond 10"):
+    with pytest.raises(Full, match="share of rows=4, got 1 new ones beyond 10"):
         other.check_room([gradient_of([3, 10], 3)])
     apply(part, gradient_of([9], 3))
     apply(other, gradient_of([9], 3))
