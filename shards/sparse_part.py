@@ -205,7 +205,11 @@ class SparsePart:
         }
 
     def check_state(self, arrays: Arrays) -> None:
-        """Raise BadInput unless these are rows of this table and of the shard's buckets."""
+        """Raise BadInput unless these are rows of this table and of the shard's buckets.
+
+        Values that are not finite are accepted, as a dense table's are: a copy, a log and a
+        snapshot have what the shard has, and a shard with NaN must be able to restart.
+        """
         subject = f"table {self.table.name}"
         count = len(arrays[IDS]) if IDS in arrays else 0
         expected: _Shapes = {

@@ -313,3 +313,16 @@ def test_maps_cover_all_buckets() -> None:
             assert [keys.start for keys in cut.buckets] == [0, *ends[:-1]]
             assert ends[-1] == BUCKETS
             assert sum(map(len, cut.ranges)) == layout.size
+
+
+def test_a_state_with_nan_is_taken_over() -> None:
+    """A state has what its shard has: NaN in rows is taken over, as NaN in weights is."""
+    talk = talk_of()
+    talk.say(*push("w", 1, [4, 9]))
+    state = talk.shard.copy()
+    arrays = {name: array.copy() for name, array in state.arrays.items()}
+    arrays["net/weights"][0] = arrays["user/rows"][0, 0] = np.nan
+    shard = Shard(talk.shard.spec, boot=2)
+    shard.parameters.check_state(arrays)
+    shard.restore(replace(state, arrays=arrays))
+    assert shard.parameters.is_at(arrays)
