@@ -234,13 +234,15 @@ def test_gradients_that_are_not_finite() -> None:
 
 @pytest.mark.parametrize("kind", ["Factors", "Towers"])
 def test_the_example_learns_ratings(kind: str) -> None:
-    """Two workers rate pairs that they have not seen, by matrix factorisation and by two towers."""
+    """A worker rates pairs that it has not seen, by matrix factorisation and by two towers.
+
+    One alone, and from a seed, takes the same steps each time.
+    """
     from deploy.examples import ratings_torch
 
-    tested = ratings_torch.draw_ratings(500, 2)
-    error = ratings_torch.fit(
-        ratings_torch.draw_ratings(4000, 1), tested, getattr(ratings_torch, kind)
-    )
+    torch.manual_seed(1)
+    model, tested = getattr(ratings_torch, kind), ratings_torch.draw_ratings(500, 2)
+    error = ratings_torch.fit(ratings_torch.draw_ratings(4000, 1), tested, model, workers=1)
     assert error < 0.7 * float(tested[2].std())
 
 
@@ -313,7 +315,7 @@ def make(kind: str = "Embedding", table: Any = "user", dim: Any = DIM, **options
         (lambda: make(dim=0), "dim: expected"),
         (lambda: make(table=""), "Embedding: table: expected"),
         (lambda: make(size=5), "Embedding: settings: expected"),
-        (lambda: make(rule="adam"), "rule: expected"),
+        (lambda: make(rule="none"), "rule: expected"),
         (lambda: make(padding_idx=1.5), "Embedding: padding_idx: expected"),
         (lambda: make(padding_idx=2**63), "Embedding: padding_idx: expected"),
         (lambda: make("EmbeddingBag", mode="min"), "EmbeddingBag: mode: expected one of sum, mean"),
