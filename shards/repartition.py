@@ -43,7 +43,7 @@ def repartition(
     _check_whole("after", after, layout)
     _check_tables(states, layout)
     whole = _join([state.arrays for state in states], layout, before)
-    rows = _join_rows([state.arrays for state in states], layout, before)
+    rows = whole_rows(states, layout, before)
     saved = _merge([state.saved for state in states])
     return [
         ShardState(
@@ -106,11 +106,13 @@ def _join(states: Sequence[Arrays], layout: Layout, shard_map: ShardMap) -> dict
     return whole
 
 
-def _join_rows(states: Sequence[Arrays], layout: Layout, shard_map: ShardMap) -> dict[str, Arrays]:
+def whole_rows(
+    states: Sequence[ShardState], layout: Layout, shard_map: ShardMap
+) -> dict[str, Arrays]:
     """The rows of each sparse table, in the order of mixed ids; raises BadInput."""
     joined: dict[str, Arrays] = {}
     for table in layout.sparse:
-        shards = [of_table(arrays, table.name) for arrays in states]
+        shards = [of_table(state.arrays, table.name) for state in states]
         for shard, (arrays, buckets) in enumerate(zip(shards, shard_map.buckets, strict=True)):
             _check_rows(f"repartition: shard {shard}: table {table.name}", arrays, buckets)
         filled = [arrays for arrays in shards if len(arrays[IDS])]

@@ -23,6 +23,7 @@ ON_CLUSTERS = {
     "README.md",
     TUTORIAL,
     "docs/how-to/clusters.md",
+    "docs/how-to/embeddings.md",
     "docs/how-to/existing-script.md",
     "docs/how-to/extending.md",
     *(page for page in PAGES if "how-to/from-" in page),

@@ -19,13 +19,32 @@ _MAX_BYTES = 1 << 40
 _MAX_NAMED = 12
 
 
-def write_parameters(path: str | Path, tables: ps.Tables, params: Any) -> None:
-    """Write the parameters of a job, a table's value or a dict of all tables', to a path or URI.
+def write_parameters(
+    path: str | Path,
+    tables: ps.Tables,
+    params: Any,
+    rows: Iterable[tuple[str, NDArray[Any]]] | None = None,
+) -> None:
+    """Write the parameters of a job, a table's value or a dict of all dense tables', to a file.
 
-    Each array is named as in its table; with several tables, as TABLE.NAME. Raises BadInput for
-    another suffix, GiveUp where the file cannot be written.
+    `path` is a path or URI. Each array is named as in its table; with several dense tables, as
+    TABLE.NAME. `rows` are the named arrays of the sparse tables. Raises BadInput for another suffix
+    and for sparse tables without `rows`, GiveUp where the file cannot be written.
     """
-    write_file("save: path", path, _SUFFIX, lambda: save(dict(_arrays(tables, params))))
+    if rows is None:
+        refuse_rows(tables)
+
+    def content() -> bytes:
+        return save({**dict(_arrays(tables, params)), **dict(rows or ())})
+
+    write_file("save: path", path, _SUFFIX, content)
+
+
+def refuse_rows(tables: ps.Tables) -> None:
+    """Raise BadInput for tables of which the parameters alone would not be all."""
+    for name in tables.sparse:
+        expected = "dense tables: rows are saved by the result of a run, and by snapshots"
+        raise BadInput(f"save: table {name}", expected=expected, got="a ps.Sparse")
 
 
 def write_file(label: str, path: str | Path, suffix: str, content: Callable[[], bytes]) -> None:
@@ -55,6 +74,10 @@ def read_parameters(path: str | Path, tables: ps.Tables, arena: NDArray[np.float
     except (OSError, SafetensorError, KeyError, TypeError) as error:  # no float8 in NumPy
         line = getattr(error, "strerror", None) or error
         raise BadInput(f"weights {text}: cannot be read: {line}") from None
+    for table in tables.sparse:
+        if any(name.startswith(f"{table}/") for name in stored):
+            expected = "arrays of dense tables: rows continue by `resume`, from a snapshot"
+            raise BadInput(f"weights {text}", expected=expected, got=f"rows of table {table}")
     views = dict(_views(tables, arena))
     copied = [name for name in views if name in stored]
     if not copied:
@@ -102,11 +125,11 @@ def _views(tables: ps.Tables, arena: NDArray[np.float32]) -> Iterator[tuple[str,
     """The arrays of an arena by the names that they have in a file."""
     for table, views in tables.layout.views(arena).items():
         for name, view in views.items():
-            yield f"{table}.{name}" if len(tables) > 1 else name, view
+            yield f"{table}.{name}" if len(tables.dense) > 1 else name, view
 
 
 def _arrays(tables: ps.Tables, params: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    several = len(tables) > 1
+    several = len(tables.dense) > 1
     for table, dense in tables.dense.items():
         described = dense.table(table)
         arena = described.empty()

@@ -12,7 +12,7 @@ and a task that fails is retried alone.
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,14 +27,20 @@ from ps import path_checks
 from ps.job import views_of
 from ps.logs import logger
 from ps.storage import open_store
-from ps.table_views import TableViews
-from ps.tables import tables_of
+from ps.tables import ONLY, tables_of
 from shards import argument_checks
 from shards.errors import BadInput
 from shards.spec import TableSpec
 from shards.tables import DenseTable
 from worker import spark
-from worker.callbacks.base import Parameters, WatchedRun, settings_of, watching
+from worker.callbacks.base import (
+    Callback,
+    KeepBest,
+    Parameters,
+    WatchedRun,
+    settings_of,
+    watching,
+)
 from worker.callbacks.progress_line import progress_of
 from worker.data.parameters_file import read_parameters, write_parameters
 from worker.data.source import Source
@@ -51,6 +57,7 @@ from worker.job.options import (
 from worker.job.outcome import Outcome, in_a_line
 from worker.job.run_options import RunArguments, unless_interrupted
 from worker.job.runner import check_frame, run_job
+from worker.job.stored_rows import StoredRows
 from worker.job.training_job import Job
 from worker.tfrecord.partitions import partition_of
 from worker.training.context import FunctionTask, Train
@@ -70,12 +77,14 @@ _TABLES = {".parquet": "parquet", ".tfrecord": "tfrecord", ".tfrecord.gz": "tfre
 class Evaluate(msgspec.Struct, frozen=True):
     """A test of the parameters in this process while the workers train; it takes no slot of Spark.
 
-    `figures(params)` returns numbers by name, such as {"accuracy": 0.97}. It is called every
+    `figures(params)` returns numbers by name, such as {"accuracy": 0.97}; of a job with sparse
+    tables it is `figures(params, rows)`, where `rows.gather("user", ids)` reads rows, those of the
+    moment of the call. It is called every
     `every` iterations, and with the final parameters; an iteration is one step of every worker.
     Training ends early once `until(figures)` is true.
     """
 
-    figures: Callable[[Any], Figures]
+    figures: Callable[..., Figures]
     every: int = 100
     until: Callable[[Figures], bool] | None = None
 
@@ -95,7 +104,7 @@ class FunctionOptions(TrainOptions):
 class RunOptions(FunctionOptions, RunArguments):
     """The keyword arguments of `run`."""
 
-    evaluate: Evaluate | Callable[[Any], Figures] | None = None
+    evaluate: Evaluate | Callable[..., Figures] | None = None
     weights: str | Path | None = option(
         "What to start from.", default=None, check=path_checks.place
     )
@@ -113,8 +122,9 @@ class RunOptions(FunctionOptions, RunArguments):
 class RunResult(msgspec.Struct, frozen=True):
     """The result of `run`, which `worker.Interrupted` holds, too.
 
-    `params` are the trained parameters, in the structure that was given; of several `tables`, a
-    dict by their names. `evaluations` are the results of the tests, in order, that of the final
+    `params` are the trained parameters, in the structure that was given; of several dense tables, a
+    dict by their names. `rows` are those of the sparse tables, by id: `rows.gather("user", ids)`.
+    `evaluations` are the results of the tests, in order, that of the final
     parameters last; `worker.KeepBest` has `params` be those of the best test.
     """
 
@@ -127,9 +137,17 @@ class RunResult(msgspec.Struct, frozen=True):
         names = ", ".join(self.tables)
         return f"RunResult({names}: {in_a_line(self.outcome, self.evaluations)})"
 
+    @property
+    def rows(self) -> StoredRows:
+        """The rows of the sparse tables."""
+        return self.outcome.rows
+
     def save(self, path: str | Path) -> str | Path:
-        """Write the arrays by name to a .safetensors file, a path or URI; returns the path."""
-        write_parameters(path, self.tables, self.params)
+        """Write the arrays by name to a .safetensors file, a path or URI; returns the path.
+
+        A sparse table is written as TABLE/ids and TABLE/rows.
+        """
+        write_parameters(path, self.tables, self.params, self.rows.arrays())
         return path
 
 
@@ -144,9 +162,10 @@ def run(
     present Spark session reads; or any other path that `worker.open_source` takes, such as a folder
     of images, of which each worker reads its part. `params` are the parameters to train, which are
     also their first values: a dict, a pytree, a `state_dict`, a `ps.Dense` with its rule, rate and
-    decay, or a `ps.Tables` of several. `weights`, a .safetensors file at a path or URI, replaces
-    the first values of the arrays that it has by name, for fine-tuning. The function and `args` are
-    sent to the tasks as Spark sends any function, so they may not hold what does not pickle.
+    decay, or a `ps.Tables` of several, dense and sparse. `weights`, a .safetensors file at a path
+    or URI, replaces the first values of the arrays that it has by name, for fine-tuning. The
+    function and `args` are sent to the tasks as Spark sends any function, so they may not hold what
+    does not pickle.
 
     Each partition is one worker, unless `workers` gives the number to deal the rows to (required
     over Spark Connect, and for a path that the workers read). Every worker needs a row. `evaluate`
@@ -165,12 +184,14 @@ def run(
     check_train("run: train", train)
     tables = tables_of(options.params)
     evaluate = _evaluate(options.evaluate)
+    if tables.sparse:
+        _check_for_rows(evaluate, options.callbacks)
     spark.check_sendable(train, args)
     df, source = read("run: data", data, options.workers, options.skip_images)
     workers = spark.partition_count(df) if options.workers is None else options.workers
     if workers == 0:
         raise BadInput("run: data", expected="at least one row", got="none")
-    views = views_of(tables)
+    build = builder_of(tables)
 
     start = first_values(tables)
     if options.weights is not None:
@@ -179,8 +200,8 @@ def run(
     def parameters(weights: Floats) -> Parameters:
         return Parameters(
             weights,
-            partial(views.build, None),
-            lambda path, arena: write_parameters(path, tables, views.build(None, arena)),
+            build,
+            lambda path, arena: write_parameters(path, tables, build(arena)),
         )
 
     run = WatchedRun(workers, settings_of(options, args), tests=evaluate is not None)
@@ -193,18 +214,16 @@ def run(
             resume=options.resume,
             snapshots=options.snapshots,
             logs=options.logs,
-            evaluation=None if evaluate is None else _plan(evaluate, views),
-            observer=watch if callbacks else None,
+            evaluation=None if evaluate is None else _plan(evaluate, tables, run),
+            observer=watch if callbacks or tables.sparse else None,
             even=options.workers is not None,
             source=source,
         )
         last = []
         if evaluate is not None and not outcome.interrupted:
-            last = [
-                outcome.last_evaluation(
-                    workers, evaluate.figures(views.build(None, outcome.weights))
-                )
-            ]
+            rows = (outcome.rows,) if tables.sparse else ()
+            figures = evaluate.figures(build(outcome.weights), *rows)
+            last = [outcome.last_evaluation(workers, figures)]
         final = watch.finish(outcome.weights, last)
     result = RunResult(final.params, outcome, (*outcome.evaluations, *last), tables)
     return unless_interrupted(result, options.on_interrupt)
@@ -212,8 +231,12 @@ def run(
 
 def check_train(label: str, train: object) -> None:
     """Raise BadInput unless `train` can be called with `args` and `ctx`."""
-    expected = "a function of args and ctx"
-    function = argument_checks.function(label, train, expected)
+    _check_pair(label, train, "a function of args and ctx")
+
+
+def _check_pair(label: str, value: object, expected: str) -> None:
+    """Raise BadInput unless `value` can be called with two arguments."""
+    function = argument_checks.function(label, value, expected)
     try:
         inspect.signature(function).bind(None, None)  # type: ignore[arg-type]  # it is callable
     except TypeError as error:
@@ -274,6 +297,12 @@ def table_format(uri: str) -> str:
     return formats.pop() if formats else ""
 
 
+def builder_of(tables: ps.Tables) -> Callable[[Floats], Any]:
+    """The function that gives an arena the structure of the dense tables; {} without any."""
+    views = views_of(tables)
+    return partial(views.build, None) if tables.dense else lambda _weights: {}
+
+
 def first_values(tables: ps.Tables) -> Floats:
     """The arena of all tables with the values that they were described with; raises BadInput."""
     arena = tables.layout.empty()
@@ -304,17 +333,14 @@ def function_job(
     train: Train, args: Any, tables: ps.Tables, options: FunctionOptions, workers: int
 ) -> Job:
     """The job in which workers run a function on these tables."""
-    for name in tables.sparse:
-        expected = "dense tables: a run takes no rows yet; workers of ps.start and ps.connect do"
-        raise BadInput(f"tables: {name}", expected=expected, got="a ps.Sparse")
     specs = tuple(
-        TableSpec(dense.table(name), dense.rule, dense.rate, dense.decay, dense.guard)
-        for name, dense in tables.dense.items()
+        TableSpec(table.table(name), table.rule, table.rate, table.decay, table.guard)
+        for name, table in tables.items()
     )
-    first = specs[0]
-    assert isinstance(first.table, DenseTable)
+    first = min(specs, key=lambda spec: spec.is_sparse)  # the first dense one, if there is one
+    dense = first.table if isinstance(first.table, DenseTable) else DenseTable(ONLY, ())
     return Job(
-        model=partial(TableModel, first.table),
+        model=partial(TableModel, dense),
         plan=Plan(
             steps=MAX_COUNT if options.max_iter is None else options.max_iter,
             seed=DEFAULT_SEED if options.seed is None else options.seed,
@@ -339,7 +365,7 @@ def function_job(
         function=FunctionTask(
             train=train,
             args=args,
-            tables=ps.Tables({name: _without_start(dense) for name, dense in tables.dense.items()}),
+            tables=ps.Tables({name: _without_start(table) for name, table in tables.items()}),
             workers=workers,
             folder=str(Path.cwd()),
         ),
@@ -354,17 +380,33 @@ def _evaluate(value: object) -> Evaluate | None:
     return Evaluate(value)  # type: ignore[arg-type]  # it was checked that it is callable
 
 
-def _plan(evaluate: Evaluate, views: TableViews) -> EvaluationPlan:
-    """The tests during training; each ends with its function."""
+def _check_for_rows(evaluate: Evaluate | None, callbacks: Sequence[Callback]) -> None:
+    """Raise BadInput for a test that takes no rows, and for a callback that would leave them."""
+    if evaluate is not None:
+        expected = "a function of the parameters and the rows of the sparse tables"
+        _check_pair("run: evaluate", evaluate.figures, expected)
+    if any(isinstance(callback, KeepBest) for callback in callbacks):
+        expected = "dense tables: the rows of an earlier test are not kept"
+        raise BadInput("callbacks: KeepBest", expected=expected, got="sparse ones")
+
+
+def _plan(evaluate: Evaluate, tables: ps.Tables, run: WatchedRun) -> EvaluationPlan:
+    """The tests during training; each ends with its function. Rows are those of the shards."""
+    build = builder_of(tables)
 
     def figures(weights: Floats, _stopped: Callable[[], bool]) -> Figures:
-        return evaluate.figures(views.build(None, weights))
+        if not tables.sparse:
+            return evaluate.figures(build(weights))
+        with ps.reader(run.cluster) as rows:
+            return evaluate.figures(build(weights), rows)
 
     return EvaluationPlan(figures, evaluate.every, at_start=False, until=evaluate.until)
 
 
-def _without_start(dense: ps.Dense) -> ps.Dense:
+def _without_start(table: ps.Dense | ps.Sparse) -> ps.Dense | ps.Sparse:
     """The description of the table alone, which every task needs."""
-    bare = copy.copy(dense)
+    if isinstance(table, ps.Sparse):
+        return table
+    bare = copy.copy(table)
     bare.start = None
     return bare

@@ -13,6 +13,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from ps import AdminClient, ShardState
+from ps.job import in_words
 from ps.snapshots.catalog import LoadedSnapshot
 from ps.snapshots.manifest import Manifest
 from ps.wal.job_logs import load_state, newest_logs
@@ -98,6 +99,7 @@ def check_fit(where: str, manifest: Manifest, layout: Layout, job: Job) -> None:
         ("workers", manifest.workers, job.workers),
         ("rule", ", ".join(manifest.rules), ", ".join(job.rule_names)),
         ("tensors", _shapes(manifest.layout), _shapes(layout)),
+        ("sparse tables", _rows(manifest.layout), _rows(layout)),
     ):
         if expected != got:
             raise BadInput(f"resume {where}: it was made with {subject} {expected}, got {got}")
@@ -129,3 +131,7 @@ def first_incarnation(begin: Beginning) -> int:
 def _shapes(layout: Layout) -> str:
     tensors = (tensor for table in layout.tables for tensor in table.tensors)
     return " ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in tensors)
+
+
+def _rows(layout: Layout) -> str:
+    return in_words(Layout((), layout.sparse)) if layout.sparse else "none"

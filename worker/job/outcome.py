@@ -11,6 +11,7 @@ from ps import Cluster
 from ps.logs import Logger
 from shards.messages import LiveSettings
 from shards.shard_status import ShardStatus
+from worker.job.stored_rows import StoredRows
 from worker.training.evaluation import Evaluation, in_words
 from worker.training.training_loop import WorkerReport
 
@@ -65,7 +66,7 @@ class Notices:
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a job: the final weights as a flat float32 arena, and how the run went.
+    """The result of a job: the final weights as a flat float32 arena, its rows, and how it went.
 
     `former_statuses` are the last statuses of the former shards of a resharded job. `snapshot` is
     that of the final weights; None if none was wanted or it could not be written, even if earlier
@@ -84,6 +85,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool
     evaluations: list[Evaluation] = []
     notices: tuple[str, ...] = ()
+    rows: StoredRows = msgspec.field(default_factory=StoredRows)
 
     def __repr__(self) -> str:
         return f"Outcome({in_a_line(self, self.evaluations)})"

@@ -12,11 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from threading import Event
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from ps import Cluster, ShardState
+from ps import ShardState
 from ps.admin_client import UNCHANGED
 from ps.logs import logger
 from ps.process_owner import Opener
@@ -36,6 +34,7 @@ from worker.job.run_control import (
     SnapshotOrder,
 )
 from worker.job.shards import JobShards
+from worker.job.stored_rows import StoredRows
 from worker.job.training_job import Job
 from worker.spark.signals import record_interrupt
 from worker.spark.worker_task import REPORT, TaskSpec, decode_reports, run_task
@@ -104,9 +103,11 @@ class RunningJob:
             wants_last = self.job.snapshot_at_end or interrupted
             early = interrupted or self._target_reached or self._stopped
             self._report_workers(reports, wants_last, early=early)
+            cluster = self.job_shards.cluster
             return Outcome(
-                cluster=self.job_shards.cluster,
-                weights=_assemble(self.job_shards.cluster, states),
+                cluster=cluster,
+                weights=whole_weights(states, cluster.layout, cluster.map),
+                rows=StoredRows(states, cluster.layout, cluster.map),
                 statuses=statuses,
                 former_statuses=self._former_statuses,
                 reports=reports,
@@ -359,7 +360,3 @@ def stop_requested(status: ShardStatus, first_incarnation: int) -> bool:
         worker.worker == STOP and worker.incarnation >= first_incarnation
         for worker in status.workers
     )
-
-
-def _assemble(cluster: Cluster, states: Sequence[ShardState]) -> NDArray[np.float32]:
-    return whole_weights(states, cluster.layout, cluster.map)

@@ -35,7 +35,6 @@ import pyarrow as pa
 
 from ps import path_checks
 from ps.durability import Durability
-from ps.job import views_of
 from ps.logs import Logger, logger
 from ps.snapshots.catalog import LoadedSnapshot, Retention, SnapshotCatalog
 from ps.storage import open_store
@@ -46,13 +45,20 @@ from shards.repartition import whole_weights
 from shards.shard_state import ShardState
 from worker import spark
 from worker.data.parameters_file import write_parameters
-from worker.job.function_run import FunctionOptions, check_train, first_values, function_job
+from worker.job.function_run import (
+    FunctionOptions,
+    builder_of,
+    check_train,
+    first_values,
+    function_job,
+)
 from worker.job.inputs import prepare
 from worker.job.option_fields import option, training_options
 from worker.job.options import MAX_COUNT
 from worker.job.runner import check_frame, shards_of, task_of
 from worker.job.running_job import stop_requested
 from worker.job.shards import JobShards
+from worker.job.stored_rows import StoredRows
 from worker.job.training_job import Job, apply_strategy
 from worker.spark.dataframe_checks import check_pythons
 from worker.spark.worker_task import REPORT, TaskSpec, run_task
@@ -101,9 +107,14 @@ class Stream:
         """The parameters after the last micro-batch, in the structure that was given."""
         return self._batches.params()
 
+    @property
+    def rows(self) -> StoredRows:
+        """The rows of the sparse tables after the last micro-batch."""
+        return self._batches.rows()
+
     def save(self, path: str | Path) -> str | Path:
-        """Write `params` by name to a .safetensors file, a path or URI; returns the path."""
-        write_parameters(path, self._batches.tables, self.params)
+        """Write `params` and `rows` to a .safetensors file, a path or URI; returns the path."""
+        write_parameters(path, self._batches.tables, self.params, self.rows.arrays())
         return path
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -248,7 +259,12 @@ class _Batches:
         """The parameters after the last micro-batch."""
         cluster = self._shards.cluster
         weights = whole_weights(self._states, cluster.layout, cluster.map)
-        return views_of(self.tables).build(None, weights)
+        return builder_of(self.tables)(weights)
+
+    def rows(self) -> StoredRows:
+        """The rows after the last micro-batch."""
+        cluster = self._shards.cluster
+        return StoredRows(self._states, cluster.layout, cluster.map)
 
     def raise_error(self) -> None:
         """Raise the error of the micro-batch that failed, if one did."""

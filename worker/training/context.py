@@ -28,7 +28,7 @@ from ps.session.compression import Compression
 from shards import argument_checks
 from shards.errors import BadInput
 from worker.data.feed import ColumnBatches, RowFeed, select_columns
-from worker.data.parameters_file import write_parameters
+from worker.data.parameters_file import refuse_rows, write_parameters
 from worker.training.own_loop import FunctionModel, Gradient, only_table
 from worker.training.step_machine import Plan
 from worker.training.training_loop import WorkerReport, train_worker
@@ -213,6 +213,7 @@ class Context:
                 expected="the chief to export",
                 got=f"worker {self.worker.name}: call it only where ctx.chief is true",
             )
+        refuse_rows(self.job.tables)
         self.worker.flush()
         target = self.path(path)
         write_parameters(target, self.job.tables, self.job.read())

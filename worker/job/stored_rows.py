@@ -1,0 +1,80 @@
+"""The rows of a job's sparse tables, as its shards had them at one moment, in this process.
+
+A run's shards end with it. Its result reads rows from here as a `ps.Reader` reads them from shards:
+by id, with first values for an id that nobody has pushed.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupy_kernels.ops.rows import Ids, find_distinct, mix
+from ps.reader import MissingRows, fill_missing
+from ps.session.row_requests import GatheredRows
+from ps.step_rows import ids_of, table_of
+from shards import argument_checks
+from shards.repartition import whole_rows
+from shards.shard_state import IDS, ROWS, ShardState, array_name
+from shards.tables import Layout, ShardMap, SparseTable
+
+Floats = NDArray[np.float32]
+
+
+class StoredRows:
+    """The rows of some sparse tables by id, without their optimiser state; none by default."""
+
+    def __init__(
+        self,
+        states: Sequence[ShardState] = (),
+        layout: Layout | None = None,
+        shard_map: ShardMap | None = None,
+    ) -> None:
+        """`states` are those of all shards of a job, cut as `shard_map` says."""
+        self._tables: dict[str, SparseTable] = {}
+        self._ids: dict[str, Ids] = {}
+        self._rows: dict[str, Floats] = {}
+        if layout is None or shard_map is None:
+            return
+        for name, arrays in whole_rows(states, layout, shard_map).items():
+            table = next(table for table in layout.sparse if table.name == name)
+            rows = arrays.get(ROWS, np.zeros((0, table.dim), np.float32))
+            self._tables[name], self._ids[name] = table, arrays[IDS]
+            self._rows[name] = rows[:, : table.dim].copy()  # or the slots would stay in memory
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{len(ids):,} of {name}" for name, ids in self._ids.items())
+        return f"StoredRows({counts})"
+
+    def ids(self, table: str) -> Ids:
+        """The ids of all stored rows of a table, uint64, in no order that means anything."""
+        return self._ids[table_of("table", self._tables, table).name].copy()
+
+    def gather(
+        self, table: str, ids: Any, *, missing: MissingRows | str = MissingRows.INIT
+    ) -> Floats:
+        """The rows of ids of a table, float32 (n, dim), in the order of the ids.
+
+        `ids` and `missing` are those of `ps.Reader.gather`. Raises BadInput naming the argument.
+        """
+        described = table_of("table", self._tables, table)
+        distinct = find_distinct(ids_of(f"gather: {described.name}", ids))
+        policy = argument_checks.choice("gather: missing", missing, MissingRows)
+        rows = described.init.make_rows(distinct.ids, described.dim, described.seed)
+        # A state has its rows in the order of their mixed ids.
+        stored_at, mixed = mix(self._ids[table]), mix(distinct.ids)
+        positions = np.searchsorted(stored_at, mixed)
+        stored = np.zeros(len(mixed), np.bool_)
+        inside = positions < len(stored_at)
+        stored[inside] = stored_at[positions[inside]] == mixed[inside]
+        rows[stored] = self._rows[table][positions[stored]]
+        return fill_missing(table, distinct.ids, GatheredRows(rows, stored), policy)[
+            distinct.inverse
+        ]
+
+    def arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The ids and the rows of each table, named TABLE/ids and TABLE/rows, for a file."""
+        for name in self._tables:
+            yield array_name(name, IDS), self._ids[name]
+            yield array_name(name, ROWS), self._rows[name]
