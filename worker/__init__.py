@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from worker.callbacks.mlflow import MLflow
     from worker.callbacks.prometheus import Prometheus
     from worker.callbacks.tensorboard import TensorBoard
+    from worker.data.hashed import hashed
     from worker.data.image_table import BATCH_ROWS, image_batch, image_schema
+    from worker.data.ragged import Ragged
     from worker.data.read_options import ReadOptions
     from worker.data.source import Sample, Source
     from worker.data.sources import open_source
@@ -95,6 +97,7 @@ __all__ = [
     "Outcome",
     "Parameters",
     "Prometheus",
+    "Ragged",
     "ReadOptions",
     "RunResult",
     "RunStatus",
@@ -109,6 +112,7 @@ __all__ = [
     "Trained",
     "WatchedRun",
     "features",
+    "hashed",
     "image_batch",
     "image_schema",
     "loop",
@@ -153,6 +157,7 @@ _HOMES = {
     "Prometheus": "worker.callbacks.prometheus",
     "Sample": "worker.data.source",
     "Source": "worker.data.source",
+    "Ragged": "worker.data.ragged",
     "ReadOptions": "worker.data.read_options",
     "WatchedRun": "worker.callbacks.base",
     "Softsync": "worker.strategies",
@@ -165,6 +170,7 @@ _HOMES = {
     "RunStatus": "worker.callbacks.base",
     "Trained": "worker.job.train",
     "features": "worker.caffe.frame_inference",
+    "hashed": "worker.data.hashed",
     "image_batch": "worker.data.image_table",
     "image_schema": "worker.data.image_table",
     "loop": "worker.training.own_loop",

@@ -847,6 +847,11 @@ def _training(env: Env) -> dict[str, Target]:
             },
             {"name": "worker"},
         ),
+        "worker.hashed": Target(
+            worker.hashed,
+            lambda columns=("a",), **wrong: worker.hashed(list(columns), **wrong),
+            {"columns": "", "elements": "flag"},
+        ),
         "run_job": Target(
             run_job,
             _with(run_job, df=frame, job=_job()),

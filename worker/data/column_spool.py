@@ -27,8 +27,10 @@ from worker.data.column_values import (
     is_time,
     is_vector,
     objects,
+    ragged_column,
     value_shape,
 )
+from worker.data.ragged import Ragged
 from worker.data.spool import Column, Spool, write_rows
 
 
@@ -98,9 +100,9 @@ class ColumnSpool:
             self._fixed.append(arrays)
         self.rows += batch.num_rows
 
-    def take(self, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """The rows with these numbers, in this order, as an array a column (`column_arrays`)."""
-        fixed = self._fixed.take(rows) if self._columns else {}
+    def take(self, rows: NDArray[Any]) -> dict[str, Any]:
+        """The rows with these numbers, in this order, as an array or a `Ragged` a column."""
+        fixed: dict[str, Any] = self._fixed.take(rows) if self._columns else {}
         return fixed | (self._other.take(rows) if self._others else {})
 
     def close(self) -> None:
@@ -134,7 +136,7 @@ class _ArrowSpool:
         self._slices.append(slice(start, start + len(data)))
         self._rows += batch.num_rows
 
-    def take(self, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    def take(self, rows: NDArray[Any]) -> dict[str, NDArray[Any] | Ragged]:
         if len(self._batches) < len(self._slices):
             self._map()
         sources = np.searchsorted(self._firsts, rows, side="right") - 1
@@ -146,7 +148,10 @@ class _ArrowSpool:
         table = pa.Table.from_batches(parts, self._schema)
         if len(parts) > 1:
             table = table.combine_chunks().take(pa.array(np.argsort(order)))
-        return column_arrays(table, self._where, self._schema.names)
+        return {
+            name: ragged_column(column, f"{self._where}, column {name}")
+            for name, column in zip(table.schema.names, table.columns, strict=True)
+        }
 
     def _map(self) -> None:
         """Map the record batches that have come since the last time."""

@@ -3,18 +3,20 @@
     integers, floats, booleans       arrays of their type, (rows,)
     decimals of up to 15 digits      float64, which holds them exactly
     vectors of Spark ML              float64 (rows, size), the zeros of sparse ones filled in
-    lists of these, however deep     arrays (rows, length, ...), if all lists are of one length
+    lists of these, however deep     arrays (rows, length, ...), if all lists are of one length;
+                                     a `Ragged`, where the caller asks for it
     images of Spark's image schema   uint8 (rows, channels, height, width)
     dates, timestamps, intervals     datetime64 and timedelta64; a network refuses them
     text, bytes                      objects `str` and `bytes`; a network refuses text, and reads
                                      bytes of one length as uint8 (rows, length)
     anything else                    refused, with the remedy
 
-So a column of numbers never becomes Python objects, except lists that differ in length: they are an
-object array of arrays. docs/how-to/data.md has the same table for users.
+So a column of numbers never becomes Python objects, except lists that differ in length and are not
+asked for as `Ragged`: they are an object array of arrays. docs/how-to/data.md has the same table
+for users.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from pyarrow import types
 
 from shards.errors import BadInput
+from worker.data.ragged import Ragged
 
 VECTOR = pa.struct(
     [
@@ -45,29 +48,38 @@ _MATRIX_NAMES = {"numRows", "numCols", "colPtrs", "rowIndices", "values"}
 IMAGE_NAMES = {"height", "width", "nChannels", "mode", "data"}
 _SLICE_BYTES = 64 << 20
 _CAST = "cast it to double"
+_NO_NULL_LISTS = "coalesce(x, array()) of pyspark.sql.functions makes it an empty list"
 
 
-def column_arrays(rows: Any, where: str, ragged: Collection[str] = ()) -> dict[str, NDArray[Any]]:
+def column_arrays(rows: Any, where: str) -> dict[str, NDArray[Any]]:
     """The columns of an Arrow table or record batch as NumPy arrays, one element a row.
 
-    The table above says what each type becomes. Lists that differ in length, or that `ragged`
-    names, are an array of objects, an array a row. Raises BadInput, naming `where` and the column,
-    for a null and for a type that is refused.
+    The table above says what each type becomes. Lists that differ in length are an array of
+    objects, an array a row. Raises BadInput, naming `where` and the column, for a null and for a
+    type that is refused.
     """
     return {
-        name: column_array(rows.column(index), f"{where}, column {name}", ragged=name in ragged)
+        name: column_array(rows.column(index), f"{where}, column {name}")
         for index, name in enumerate(rows.schema.names)
     }
 
 
-def column_array(column: Any, where: str, *, ragged: bool = False) -> NDArray[Any]:
+def ragged_column(column: Any, where: str) -> NDArray[Any] | Ragged:
+    """One column, lists as `Ragged` and others as an array; raises BadInput as `column_array`."""
+    column = _one_array(column)
+    if not is_list(column.type):
+        return column_array(column, where)
+    refuse_nulls(column, where, hint=_NO_NULL_LISTS)
+    return Ragged(*_split_lists(column, where))
+
+
+def column_array(column: Any, where: str) -> NDArray[Any]:
     """One column as an array; raises BadInput."""
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks()
+    column = _one_array(column)
     refuse_nulls(column, where)
     kind = column.type
     if types.is_list(kind) or types.is_large_list(kind):
-        return _lists(column, where, ragged)
+        return _lists(column, where)
     if types.is_fixed_size_list(kind):
         _refuse_null_values(column.flatten(), where, lambda position: position // kind.list_size)
         values = column_array(column.flatten(), where)
@@ -214,11 +226,12 @@ def exact_decimals(column: Any, where: str) -> NDArray[np.float64]:
     return array
 
 
-def refuse_nulls(column: Any, where: str) -> None:
+def refuse_nulls(column: Any, where: str, hint: str | None = None) -> None:
     """Raise BadInput for a null among the rows of a column."""
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise BadInput(where, expected="a value in each row", got=f"a null in row {row} of a batch")
+        got = f"a null in row {row} of a batch"
+        raise BadInput(where, expected="a value in each row", got=got, hint=hint)
 
 
 def objects(values: list[Any]) -> NDArray[Any]:
@@ -229,22 +242,41 @@ def objects(values: list[Any]) -> NDArray[Any]:
     return array
 
 
-def _lists(column: Any, where: str, ragged: bool) -> NDArray[Any]:
+def _one_array(column: Any) -> Any:
+    """A column in one piece."""
+    if isinstance(column, pa.ChunkedArray):
+        return pa.concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks()
+    return column
+
+
+def _lists(column: Any, where: str) -> NDArray[Any]:
     """A column of lists: (rows, length) if all are of one length, else an array of arrays."""
-    offsets = column.offsets.to_numpy()
-    inner = column.values.slice(offsets[0], offsets[-1] - offsets[0])
-    _refuse_null_values(
-        inner,
-        where,
-        lambda position: int(np.searchsorted(offsets, offsets[0] + position, "right")) - 1,
-    )
-    values = column_array(inner, where)
+    values, offsets = _split_lists(column, where)
     lengths = np.diff(offsets)
     if not len(lengths):  # of no rows: the lists in lists that are all empty
         return values.reshape(0, 0, *values.shape[1:])
-    if not ragged and (lengths == lengths[0]).all():
+    if (lengths == lengths[0]).all():
         return values.reshape(len(column), int(lengths[0]), *values.shape[1:])
-    return objects(np.split(values, offsets[1:-1] - offsets[0]))
+    return objects(np.split(values, offsets[1:-1]))
+
+
+def _split_lists(column: Any, where: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The values of all lists of a column without nulls, and the offset of each list among them."""
+    inner, offsets = list_values(column)
+    _refuse_null_values(
+        inner, where, lambda position: int(np.searchsorted(offsets, position, "right")) - 1
+    )
+    return column_array(inner, where), offsets
+
+
+def list_values(column: Any) -> tuple[Any, NDArray[np.int64]]:
+    """The values of all lists of an Arrow array, and the offset of each list among them."""
+    if types.is_fixed_size_list(column.type):
+        size = column.type.list_size
+        inner = column.values.slice(column.offset * size, len(column) * size)
+        return inner, np.arange(len(column) + 1, dtype=np.int64) * size
+    edges = column.offsets.to_numpy().astype(np.int64)
+    return column.values.slice(edges[0], edges[-1] - edges[0]), edges - edges[0]
 
 
 def _refuse_null_values(values: Any, where: str, row_of: Callable[[int], int]) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from numpy.typing import NDArray
 
 import ps
 from ps import path_checks
@@ -37,7 +36,9 @@ from worker.training.worker_state import Continued, restore_state
 STOP = "stop"
 """The name under which a worker that stops the run registers, for the driver to see it."""
 
-Batch = dict[str, NDArray[Any]]
+Batch = dict[str, Any]
+"""Arrays by column, rows first; `Ragged` for a column of lists that may differ in length."""
+
 Train = Callable[[Any, "Context"], object]
 """A function of `worker.run`: its arguments and its context."""
 
@@ -117,8 +118,9 @@ class Context:
         Each epoch has every row once, shuffled by the seed unless the job's `shuffle` is off.
         `epochs` None is without end; otherwise the last batch may be shorter. `columns` None is all
         of them. Numbers are arrays of their type, (size,); vectors and lists of numbers of one
-        length (size, length); text, bytes and the lists in the columns `ragged` are arrays of
-        objects. worker/data/column_values.py has all types; structs and maps are refused.
+        length (size, length); text and bytes are arrays of objects. Lists in the columns `ragged`,
+        and lists of text, are a `worker.Ragged`: the values of all rows as one array, and where
+        each row begins. worker/data/column_values.py has all types; structs and maps are refused.
         A batch is taken for one step: a retried task begins with the batch of the first step that
         was not applied. The rows can be read once in each task. Raises BadInput for a row that does
         not fit, naming column and row.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -18,12 +19,39 @@ def batches(*columns: Any, **options: Any) -> ColumnBatches:
     return ColumnBatches(stream, 2, 1, "w0", epochs=1, shuffle=False, **options)
 
 
-def test_ragged_lists_that_are_named() -> None:
-    """An array a row, also where the lists of a record batch have one length."""
-    column = pa.array([[1], [2, 3], [], [4]], FLOATS)
-    with batches(column, ragged=["x"]) as fed:
-        rows = [list(row) for batch in fed for row in batch["x"]]
-    assert rows == [[1], [2, 3], [], [4]]
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int64()), pa.large_list(pa.int64()), pa.list_(pa.int32()), FLOATS], ids=str
+)
+def test_ragged_lists_that_are_named(kind: Any) -> None:
+    """The values of a minibatch are one array of the column's type, beside where each row begins.
+
+    So are lists that a record batch has of one length, and those of slices.
+    """
+    first = pa.array([[9], [1], [2, 3], []], kind)[1:]
+    second = pa.array([[4], [5], []], kind)
+    with batches(first, second, ragged=["x"]) as fed:
+        columns: list[Any] = [batch["x"] for batch in fed]
+    assert [column.values.tolist() for column in columns] == [[1, 2, 3], [4], [5]]
+    assert [column.offsets.tolist() for column in columns] == [[0, 1, 3], [0, 0, 1], [0, 1, 1]]
+    assert {column.values.dtype for column in columns} == {
+        np.dtype(kind.value_type.to_pandas_dtype())
+    }
+    assert {column.offsets.dtype for column in columns} == {np.dtype(np.int64)}
+    assert [row.tolist() for row in columns[0]] == [[1], [2, 3]]
+    assert columns[0][-1].tolist() == [2, 3]
+    assert columns[0].lengths.tolist() == [1, 2]
+    assert columns[1].row_numbers.tolist() == [1]
+    assert repr(columns[2]) == f"Ragged(2 rows, 1 values of {columns[2].values.dtype})"
+
+
+def test_named_lists_of_one_length_are_ragged_as_well() -> None:
+    """A list of a fixed size has the same form, and a column without lists keeps its own."""
+    fixed = pa.array([[9, 9], [1, 2], [3, 4]], pa.list_(pa.int64(), 2))[1:]
+    with batches(fixed, ragged=["x"]) as fed:
+        column: Any = next(fed)["x"]
+    assert (column.values.tolist(), column.offsets.tolist()) == ([1, 2, 3, 4], [0, 2, 4])
+    with batches(pa.array([1, 2]), ragged=["x"]) as fed:
+        assert next(fed)["x"].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +106,22 @@ def test_ragged_lists_that_are_named() -> None:
             ),
         ),
         (
+            [pa.array([[1], None], FLOATS)],
+            {"ragged": ["x"]},
+            (
+                "worker w0's rows, column x: expected a value in each row, got a null in row 1 of a"
+                " batch; coalesce(x, array()) of pyspark.sql.functions makes it an empty list"
+            ),
+        ),
+        (
+            [pa.array([[1], [2, None]], FLOATS)],
+            {"ragged": ["x"]},
+            (
+                "worker w0's rows, column x: expected lists without nulls, got a null in row 1 of a"
+                " batch"
+            ),
+        ),
+        (
             [pa.array([1, None], pa.float32())],
             {},
             (
@@ -100,7 +144,9 @@ def test_rows_that_do_not_fit(columns: list[Any], options: dict[str, Any], messa
 
 
 def test_lists_of_text_may_differ() -> None:
-    """They are objects in any case, so nothing depends on the first record batch."""
+    """They are ragged in any case, so nothing depends on the first record batch."""
     words = pa.array([["a"], ["b", "c"]], pa.list_(pa.string()))
     with batches(words) as fed:
-        assert [list(row) for row in next(fed)["x"]] == [["a"], ["b", "c"]]
+        column: Any = next(fed)["x"]
+    assert column.values.tolist() == ["a", "b", "c"]
+    assert [list(row) for row in column] == [["a"], ["b", "c"]]

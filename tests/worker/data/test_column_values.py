@@ -135,7 +135,7 @@ def test_empty_in_every_row(kind: Any, rows: list[Any], shape: tuple[int, ...]) 
     """Lists, text and bytes that are empty in all rows are no error."""
     assert fed(pa.array(rows, kind)).shape == shape
     named = fed(pa.array(rows, kind), ragged=["x"])
-    assert named.shape == (4,)
+    assert len(named) == 4
     assert all(not len(row) or row.size == 0 for row in named)
 
 
