@@ -115,6 +115,7 @@ def whole_rows(
         shards = [of_table(state.arrays, table.name) for state in states]
         for shard, (arrays, buckets) in enumerate(zip(shards, shard_map.buckets, strict=True)):
             _check_rows(f"repartition: shard {shard}: table {table.name}", arrays, buckets)
+        # A shard without rows exports its ids alone, and has no form to compare.
         filled = [arrays for arrays in shards if len(arrays[IDS])]
         forms = [_row_form(arrays) for arrays in filled]
         if any(form != forms[0] for form in forms):
@@ -196,6 +197,7 @@ def _check_whole(label: str, shard_map: ShardMap, layout: Layout) -> None:
 def _merge(all_saved: Sequence[SavedProgress]) -> SavedProgress:
     ledgers = [saved.ledger for saved in all_saved]
     workers = {worker for ledger in ledgers for worker in ledger.entries}
+    # In one order, so that all new shards have the same bytes.
     entries = {
         worker: _furthest(ledger.entries[worker] for ledger in ledgers if worker in ledger.entries)
         for worker in sorted(workers)

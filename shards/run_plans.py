@@ -29,6 +29,7 @@ def _layout(segments: tuple[RateRun, ...], size: int) -> _Layout:
     edges = [0, *(edge for segment in segments for edge in (segment.start, segment.stop)), size]
     assert edges == sorted(edges), f"segments must ascend within [0, {size})"
     return _Layout(
+        # Two columns also where a section is all padding and has no segment.
         np.array([(s.start, s.stop) for s in segments], np.int64).reshape(-1, 2),
         np.array([s.lr_mult for s in segments], np.float32),
         np.array([s.decay_mult for s in segments], np.float32),

@@ -106,6 +106,7 @@ def check_row_ids(subject: str, ids: Ids, buckets: KeyRange) -> None:
     An id out of order has the row of another one, although every id and every row may be there.
     """
     mixed, of_ids = mix(ids), buckets_of(ids)
+    # Strictly rising: mixing is a bijection, so equal hashes would be one id twice.
     if not (mixed[1:] > mixed[:-1]).all():
         raise BadInput(subject, expected="ids in the order of their hashes, each once")
     if len(ids) and not buckets.start <= of_ids[0] <= of_ids[-1] < buckets.stop:

@@ -84,6 +84,7 @@ class SparsePart:
     def check_room(self, gradients: Sequence[RowGradient]) -> None:
         """Raise Full if the ids that are not stored yet are more than there is room for."""
         room = max(0, self.most_rows - self.rows)  # a reshard may have brought more rows
+        # Mostly there is room even if all ids are new, and the index need not be asked.
         if sum(len(gradient.ids) for gradient in gradients) <= room:
             return
         ids = np.unique(np.concatenate([gradient.ids for gradient in gradients]))
@@ -241,6 +242,7 @@ class SparsePart:
     def _clear(self) -> None:
         """Begin without rows, in new memory: that of the former rows goes back to the system."""
         rows = self.table.capacity  # a state to restore may exceed this shard's own limit
+        # Whole lines: a row that begins within one would touch a line more at each update.
         stride = -(-self._width // _LINE_FLOATS) * _LINE_FLOATS
         self._index = RowIndex(self._buckets)
         self._slab = reserve((rows, stride), np.float32)

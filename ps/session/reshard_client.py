@@ -81,6 +81,7 @@ def collect_pushes(former: Session, after: int) -> list[CarriedPush]:
             parts_by_seq.setdefault(message.seq, {})[shard] = message, frames
     for parts in parts_by_seq.values():
         assert len(parts) == former.map.shards, "no shard has applied a push beyond the cut"
+    # In order, because a shard refuses a push that leaves out the one before it.
     return [_whole(former, parts_by_seq[seq]) for seq in sorted(parts_by_seq)]
 
 
@@ -102,6 +103,7 @@ def _whole(former: Session, parts: Mapping[int, tuple[Push, Frames]]) -> Carried
     row_gradients: dict[str, RowGradient] = {}
     for table, pairs in rows.items():
         ids, values = map(np.concatenate, zip(*pairs, strict=True))
+        # The parts of several shards follow one another by bucket, and a push has its ids in order.
         order = np.argsort(ids)
         row_gradients[table] = RowGradient(ids[order], values[order])
     versions = tuple(parts[shard][0].read_version for shard in range(former.map.shards))

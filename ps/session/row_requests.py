@@ -60,6 +60,7 @@ def split(layout: Layout, shard_map: ShardMap, ids: Mapping[str, Ids]) -> tuple[
     """
     tables = [table for table in layout.sparse if table.name in ids]
     splits = tuple(_split_table(table, shard_map, ids[table.name]) for table in tables)
+    # Each table has a limit of its own, which many tables together would exceed.
     for shard in range(shard_map.shards):
         message_bytes = sum(len(part.positions[shard]) * part.table.row_bytes for part in splits)
         if message_bytes > MAX_TABLES_FULL * MAX_PART_BYTES:
@@ -73,7 +74,7 @@ def split(layout: Layout, shard_map: ShardMap, ids: Mapping[str, Ids]) -> tuple[
 
 
 def _split_table(table: SparseTable, shard_map: ShardMap, ids: Ids) -> SplitIds:
-    if shard_map.shards == 1:
+    if shard_map.shards == 1:  # no id has to be mixed
         positions: tuple[Positions, ...] = (np.arange(len(ids)),)
     else:
         starts = [buckets.start for buckets in shard_map.buckets]
@@ -95,6 +96,7 @@ def put_together(
 ) -> tuple[tuple[tuple[Buffer, ...], ...], dict[str, GatheredRows]]:
     """Each shard's frames without those of rows, which come last; and the rows of each table."""
     shards = range(len(frames_of))
+    # Counted from the end: how many dense frames come before them depends on the shard.
     ends = [
         len(frames) - 2 * sum(bool(len(part.positions[shard])) for part in splits)
         for shard, frames in enumerate(frames_of)
@@ -111,6 +113,6 @@ def put_together(
                 ends[shard] += 2
                 rows[where] = np.frombuffer(values, np.float32).reshape(len(where), -1)
                 unpacked = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(where))
-                stored[where] = unpacked.view(np.bool_)
+                stored[where] = unpacked.view(np.bool_)  # its bytes are 0 and 1 already
         gathered[part.table.name] = GatheredRows(rows, stored)
     return dense, gathered
