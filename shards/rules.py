@@ -147,6 +147,7 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
         l1, name = decay.kind is DecayKind.L1, str(self.__struct_config__.tag)
         weight, constants = np.float32(decay.weight), self.row_constants()
         update = RowUpdate(name, float(rate), weight, l1, constants)
+        # Not the slab's own width: it is padded to whole lines of memory.
         width = gradient.shape[1] * (1 + len(self.slot_names))
         updates.apply_rows(update, slab, meta, slots, gradient, width)
 
@@ -157,6 +158,7 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
     def prepare_rows(self) -> None:
         """Load what an update of rows needs before the first one arrives; it takes a second."""
         rows.prepare()
+        # Of rows as narrow as can be: compiled loops do not depend on sizes.
         slab = np.zeros((1, 1 + len(self.slot_names)), np.float32)
         meta, slots = np.zeros((1, META_WORDS), np.uint32), np.zeros(1, np.int64)
         updates.squared_norm(slab[0])
