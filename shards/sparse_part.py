@@ -232,7 +232,7 @@ class SparsePart:
     def restore(self, arrays: Arrays, out: Floats, past: Sequence[Floats]) -> None:
         """Take over copies of the arrays of a state, in place of all rows."""
         ids, count = np.ascontiguousarray(arrays[IDS]), len(arrays[IDS])
-        self._clear()
+        self._clear()  # first: the memory of the former rows is then free for the new ones
         if not count:
             return
         self._slab[:count, : self._width] = arrays[ROWS]
