@@ -78,7 +78,8 @@ def test_weights_are_packed_for_large_images(monkeypatch: pytest.MonkeyPatch) ->
 SUBJECTS = [
     import_module(f"{ops.__name__}.{folder.name}")
     for folder in iter_modules(ops.__path__)
-    if folder.name not in {"codecs", "updates"}  # they prepare their arguments first
+    # Codecs and updates prepare their arguments first; rows are in the host's memory alone.
+    if folder.name not in {"codecs", "updates", "rows"}
 ]
 
 

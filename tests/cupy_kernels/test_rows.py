@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from inspect import isfunction, signature
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,15 @@ def draw_rows(count: int, dim: int, seed: int = 0) -> NDArray[np.float32]:
 
 def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def test_both_versions_of_a_function_have_one_signature() -> None:
+    """The same parameters, types and result: a process may change from one to the other."""
+    compiled = [name for name in rows.__all__ if hasattr(loops, name) and hasattr(cpu, name)]
+    functions = [name for name in compiled if isfunction(getattr(loops, name))]
+    assert {"find_distinct", "find_slots", "gather_rows", "sum_rows"} <= set(functions)
+    for name in functions:
+        assert signature(getattr(loops, name)) == signature(getattr(cpu, name)), name
 
 
 @given(values=IDS, dim=DIMS, seed=st.integers(0, 2**64 - 1))
