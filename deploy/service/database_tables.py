@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from deploy.service import postgres
+from deploy.service.states import JobState
 from shards.errors import BadInput
 
 DATABASE = "service.db"
@@ -61,7 +62,7 @@ job = sa.Table(
     sa.Column("priority", sa.Integer, nullable=False),
     sa.Column("slots", sa.Integer, nullable=False),
     sa.Column("settings", sa.JSON, nullable=False),
-    sa.Column("state", PlainText, nullable=False, default="queued"),
+    sa.Column("state", PlainText, nullable=False, default=JobState.QUEUED),
     sa.Column("state_seq", sa.Integer, nullable=False, default=0),
     sa.Column("attempt", sa.Integer, nullable=False, default=0),
     sa.Column("nonce", PlainText, nullable=False, default=""),
