@@ -40,6 +40,13 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
+def freeze(array: NDArray[Any]) -> NDArray[Any]:
+    """A read-only view, like received frames, so that numba compiles a loop for one type only."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 class RowUpdate(NamedTuple):
     """The update of some rows: a rule by name, and its numbers.
 

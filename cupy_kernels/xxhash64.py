@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.compilation import COMPILED, compile_loop
+from cupy_kernels.types import freeze
 
 Words = NDArray[np.uint64]
 Array = Any  # numba infers the loops' types, not these annotations
@@ -54,23 +55,18 @@ def hash_pieces(
     """
     if COMPILED:
         hashes = np.empty(len(starts), np.uint64)
-        data, starts = _read_only(data), _read_only(starts)
-        _hash_loop(data, starts, _read_only(lengths), _read_only(seeds), hashes)
+        data, starts, lengths, seeds = (
+            freeze(np.ascontiguousarray(array)) for array in (data, starts, lengths, seeds)
+        )
+        _hash_loop(data, starts, lengths, seeds, hashes)
         return hashes
     return hash_with_numpy(data, starts, lengths, seeds)
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A view like those of Arrow's buffers, so that numba compiles the loop only once."""
-    view = np.ascontiguousarray(array).view()
-    view.flags.writeable = False
-    return view
 
 
 def hash_with_numpy(
     data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64], seeds: Words
 ) -> Words:
-    """What `hash_pieces` does, without numba: step by step, all pieces at once."""
+    """Hash pieces as `hash_pieces` does, without numba: step by step, all pieces at once."""
     padded = np.concatenate([data, np.zeros(_WORD, np.uint8)])
     # Overlapping words at every byte: a piece begins anywhere.
     words: Words = np.ndarray((len(padded) - _WORD + 1,), np.dtype("<u8"), padded, 0, (1,))

@@ -235,7 +235,7 @@ class RowsToRead(NamedTuple):
 
     @property
     def ids(self) -> dict[str, Ids]:
-        """What to ask the shards for; empty without ids."""
+        """The ids to ask the shards for, by table; empty without ids."""
         return {self.table.name: self.distinct.ids} if len(self.distinct.ids) else {}
 
     def build(self, gathered: Mapping[str, GatheredRows]) -> Floats:

@@ -221,7 +221,7 @@ def layers_of(label: str, model: Any) -> dict[str, list[_RowLayer]]:
             layers.setdefault(layer.table, []).append(layer)
     for table, (first, *others) in layers.items():
         for layer in others:
-            if _described(layer) != _described(first):
+            if _describe(layer) != _describe(first):
                 raise BadInput(
                     f"{label}: {layer.label}",
                     expected=f"the settings and padding_idx of the other layer of table {table}",
@@ -230,7 +230,7 @@ def layers_of(label: str, model: Any) -> dict[str, list[_RowLayer]]:
     return layers
 
 
-def _described(layer: _RowLayer) -> object:
+def _describe(layer: _RowLayer) -> object:
     return layer.sparse.table(layer.table), layer.sparse.form, layer.padding_idx
 
 

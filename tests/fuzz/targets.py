@@ -131,7 +131,7 @@ class Reception:
 
 
 def run_rows(executions: int, seed: int) -> Tally:
-    """Try so many pushes and pulls with spoiled frames of ids and rows.
+    """Try this number of pushes and pulls with spoiled frames of ids and rows.
 
     Each push is applied whole, or refused and changes nothing; a pull changes nothing. Raises with
     the seed and the frames at the first for which this does not hold.

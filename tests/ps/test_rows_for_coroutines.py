@@ -30,7 +30,7 @@ def run(coroutine: Callable[[OwnJob], Coroutine[Any, Any, None]], **options: Any
 
 
 def test_steps_with_rows() -> None:
-    """Steps gather and scatter rows beside a dense table, also with rows requested ahead."""
+    """Steps gather and scatter rows next to a dense table, also with rows requested ahead."""
 
     async def take_steps(job: OwnJob) -> None:
         rows = RowOracle(TABLE, SGD())

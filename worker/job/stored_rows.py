@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.ops.rows import Ids, find_distinct, mix
-from ps.reader import MissingRows, fill_missing
+from cupy_kernels.ops.rows import Ids, mix
+from ps.reader import MissingRows, RowsToRead
 from ps.session.row_requests import GatheredRows
-from ps.step_rows import ids_of, table_of
-from shards import argument_checks
+from ps.step_rows import table_of
 from shards.repartition import whole_rows
 from shards.shard_state import IDS, ROWS, ShardState, array_name
 from shards.tables import Layout, ShardMap, SparseTable
@@ -58,20 +57,17 @@ class StoredRows:
 
         `ids` and `missing` are those of `ps.Reader.gather`. Raises BadInput naming the argument.
         """
-        described = table_of("table", self._tables, table)
-        distinct = find_distinct(ids_of(f"gather: {described.name}", ids))
-        policy = argument_checks.choice("gather: missing", missing, MissingRows)
-        rows = described.init.make_rows(distinct.ids, described.dim, described.seed)
+        read = RowsToRead.of(self._tables, table, ids, missing)
+        described, asked = read.table, read.distinct.ids
+        rows = described.init.make_rows(asked, described.dim, described.seed)
         # A state has its rows in the order of their mixed ids.
-        stored_at, mixed = mix(self._ids[table]), mix(distinct.ids)
+        stored_at, mixed = mix(self._ids[table]), mix(asked)
         positions = np.searchsorted(stored_at, mixed)
         stored = np.zeros(len(mixed), np.bool_)
         inside = positions < len(stored_at)
         stored[inside] = stored_at[positions[inside]] == mixed[inside]
         rows[stored] = self._rows[table][positions[stored]]
-        return fill_missing(table, distinct.ids, GatheredRows(rows, stored), policy)[
-            distinct.inverse
-        ]
+        return read.build({table: GatheredRows(rows, stored)})
 
     def arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """The ids and the rows of each table, named TABLE/ids and TABLE/rows, for a file."""

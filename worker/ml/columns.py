@@ -49,7 +49,7 @@ def check_columns(df: DataFrame, inputs: Sequence[str], *, label: str = "") -> N
         leaf, depth = _leaf(df.schema[name].dataType)
         if isinstance(leaf, VectorUDT) and depth:
             raise BadInput(where, expected="a vector a row", got="a list of them: join them")
-        _check_vector_width(df, name, _declared_width(df, name))
+        _check_vector_width(df, name, _find_width(df, name))
         if name == label and (depth > 1 or is_pixels(df, name)):
             raise BadInput(
                 where,
@@ -65,7 +65,7 @@ def check_width(df: DataFrame, name: str, shape: tuple[int, ...]) -> None:
     the tasks, where a network may take rows of any length.
     """
     is_plain = _leaf(df.schema[name].dataType)[1] == 0 and not is_pixels(df, name)
-    width = _declared_width(df, name) if _is_vector(df, name) else 1 if is_plain else None
+    width = _find_width(df, name) if _is_vector(df, name) else 1 if is_plain else None
     if width is not None and width != prod(shape):
         raise BadInput(
             f"transform: {_WHERE}, column {name}",
@@ -87,7 +87,7 @@ def _check_vector_width(df: DataFrame, name: str, width: int | None) -> None:
         )
 
 
-def _declared_width(df: DataFrame, name: str) -> int | None:
+def _find_width(df: DataFrame, name: str) -> int | None:
     """The size of each vector of a column, if the stage that made it says so in the schema."""
     attributes = df.schema[name].metadata.get("ml_attr", {})
     return (

@@ -56,7 +56,7 @@ class OuterMomentum(Windowed, frozen=True, kw_only=True):
 
 
 class PacedWindows(OuterMomentum, frozen=True, kw_only=True):
-    """The same without rounds; a slower worker takes fewer steps, so that no delta is very old.
+    """A family without rounds: a slower worker takes fewer steps, so that no delta is very old.
 
     `speeds` are steps a second by worker, in any unit; a worker takes h * v / v_max steps, and one
     without a speed is as fast as the fastest. In a text: speeds=worker-0/1+worker-1/2.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from cupy_kernels.backends import backend_of
 from cupy_kernels.ops.codecs import cpu_numpy as codecs_numpy
 from cupy_kernels.ops.codecs.cpu_numpy import BLOCK, Bytes
-from cupy_kernels.types import Array
+from cupy_kernels.types import Array, freeze
 
 Dense = Literal["fp16", "bf16", "int8", "int4", "sign"]
 
@@ -68,7 +68,7 @@ def encode(kind: Dense, g: Array, error: Array, payload: Bytes, factor: np.float
     elif _has_loops():
         from cupy_kernels.ops.codecs import cpu as codec_loops
 
-        arrays = (_freeze(g), error, q, *([] if scales is None else [scales]), factor)
+        arrays = (freeze(g), error, q, *([] if scales is None else [scales]), factor)
         getattr(codec_loops, writer(kind))(*arrays)
     elif kind in _CASTS:
         getattr(codecs_numpy, writer(kind))(g, error, q, factor)
@@ -88,7 +88,7 @@ def cast(kind: Literal["fp16", "bf16"], x: Array, payload: Bytes) -> None:
     elif _has_loops():
         from cupy_kernels.ops.codecs import cpu as codec_loops
 
-        getattr(codec_loops, f"plain_{kind}")(_freeze(x), q)
+        getattr(codec_loops, f"plain_{kind}")(freeze(x), q)
     else:
         getattr(codecs_numpy, f"cast_{kind}")(x, None, q, ONE)
 
@@ -107,7 +107,7 @@ def decode(kind: Dense, payload: Bytes, y: Array) -> None:
     elif _has_loops():
         from cupy_kernels.ops.codecs import cpu as codec_loops
 
-        getattr(codec_loops, reader(kind))(*map(_freeze, arrays), y)
+        getattr(codec_loops, reader(kind))(*map(freeze, arrays), y)
     else:
         with np.errstate(all="ignore"):
             getattr(codecs_numpy, reader(kind))(*arrays, y)
@@ -121,9 +121,9 @@ def accumulate(
         from cupy_kernels.ops.codecs import cpu as codec_loops
 
         if u is None:
-            codec_loops.accumulate_plain(_freeze(g), v, factor)
+            codec_loops.accumulate_plain(freeze(g), v, factor)
         else:
-            codec_loops.accumulate_momentum(_freeze(g), u, v, np.float32(mu), factor)
+            codec_loops.accumulate_momentum(freeze(g), u, v, np.float32(mu), factor)
     else:
         codecs_numpy.accumulate(g, u, v, np.float32(mu), factor)
 
@@ -168,10 +168,3 @@ def _has_loops() -> bool:
     from cupy_kernels.ops.codecs import cpu as codec_loops
 
     return codec_loops.COMPILED
-
-
-def _freeze(array: Any) -> Any:
-    """A read-only view, like received frames, so that numba compiles a function only once."""
-    view = array.view()
-    view.flags.writeable = False
-    return view

@@ -6,10 +6,10 @@ A row is a miss of every cache, so loops ask for memory a number of rows before 
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cupy_kernels.compilation import compile_loop, prefetch
 from cupy_kernels.ops.rows.cpu import Cells, DistinctIds, Floats, Ids, Slots
+from cupy_kernels.types import freeze
 
 Array = Any  # an array inside a compiled loop; numba infers the types
 Value = Any
@@ -35,7 +35,7 @@ def _mix(value: Value) -> Value:
 
 def draw_uniform(ids: Ids, dim: int, seed: int) -> Floats:
     out = np.empty((len(ids), dim), np.float32)
-    _draw_uniform(_freeze(ids), np.uint64(seed), out)
+    _draw_uniform(freeze(ids), np.uint64(seed), out)
     return out
 
 
@@ -52,7 +52,7 @@ def _draw_uniform(ids: Array, seed: Value, out: Array) -> None:
 
 def draw_normal(ids: Ids, dim: int, seed: int) -> Floats:
     out = np.empty((len(ids), dim), np.float32)
-    _draw_normal(_freeze(ids), np.uint64(seed), out)
+    _draw_normal(freeze(ids), np.uint64(seed), out)
     return out
 
 
@@ -80,9 +80,9 @@ def find_distinct(ids: Ids) -> DistinctIds:
     # A small hash table of this batch: the number of each distinct id, in order of appearance.
     numbers = np.zeros(1 << bits, np.uint32)
     shift = np.uint64(64 - bits)
-    found, inverse = _number_ids(_freeze(ids), numbers, shift)
-    distinct = np.sort(found)
-    _rank_ids(distinct, found, numbers, shift, inverse)
+    appeared, inverse = _number_ids(freeze(ids), numbers, shift)
+    distinct = np.sort(appeared)
+    _rank_ids(distinct, appeared, numbers, shift, inverse)
     return DistinctIds(distinct, inverse)
 
 
@@ -119,7 +119,7 @@ def _rank_ids(ranked: Array, distinct: Array, numbers: Array, shift: Value, inve
 
 def sum_rows(of: DistinctIds, rows: Floats) -> Floats:
     summed = np.empty((len(of.ids), rows.shape[1]), np.float32)
-    _sum_rows(_freeze(of.inverse), _freeze(np.ascontiguousarray(rows)), summed)
+    _sum_rows(freeze(of.inverse), freeze(np.ascontiguousarray(rows)), summed)
     return summed
 
 
@@ -146,47 +146,55 @@ def _sum_rows(inverse: Array, rows: Array, summed: Array) -> None:
 # --- the index ------------------------------------------------------------------------------------
 
 
+@compile_loop
+def _home(cells: Any, value: Value) -> Value:
+    return (_mix(value) - cells.base) >> cells.shift
+
+
+@compile_loop
+def _next(cells: Any, cell: Value) -> Value:
+    cell += _ONE
+    return cell if cell != np.uint64(len(cells.ids)) else np.uint64(0)
+
+
+@compile_loop
+def _ask_ahead(cells: Any, ids: Array, number: int) -> None:
+    """Ask for the home cell of id `number`, which is needed soon."""
+    if number < len(ids):
+        cell = _home(cells, ids[number])
+        prefetch(cells.ids, cell)
+        prefetch(cells.entries, cell)
+
+
 def find_slots(cells: Cells, ids: Ids) -> Slots:
     slots = np.empty(len(ids), np.int64)
-    _find_slots(cells, _freeze(ids), slots)
+    _find_slots(cells, freeze(ids), slots)
     return slots
 
 
 @compile_loop
 def _find_slots(cells: Any, ids: Array, slots: Array) -> None:
-    count, size = len(ids), np.uint64(len(cells.ids))
-    for i in range(-_CELLS_AHEAD, count):
-        if i + _CELLS_AHEAD < count:
-            later = (_mix(ids[i + _CELLS_AHEAD]) - cells.base) >> cells.shift
-            prefetch(cells.ids, later)
-            prefetch(cells.entries, later)
+    for i in range(-_CELLS_AHEAD, len(ids)):
+        _ask_ahead(cells, ids, i + _CELLS_AHEAD)
         if i >= 0:
-            cell = (_mix(ids[i]) - cells.base) >> cells.shift
+            cell = _home(cells, ids[i])
             while cells.entries[cell] != 0 and cells.ids[cell] != ids[i]:
-                cell += _ONE
-                if cell == size:
-                    cell = np.uint64(0)
+                cell = _next(cells, cell)
             slots[i] = np.int64(cells.entries[cell]) - 1
 
 
 def insert_slots(cells: Cells, ids: Ids, slots: Slots) -> None:
-    _insert_slots(cells, _freeze(ids), _freeze(slots))
+    _insert_slots(cells, freeze(ids), freeze(slots))
 
 
 @compile_loop
 def _insert_slots(cells: Any, ids: Array, slots: Array) -> None:
-    count, size = len(ids), np.uint64(len(cells.ids))
-    for i in range(-_CELLS_AHEAD, count):
-        if i + _CELLS_AHEAD < count:
-            later = (_mix(ids[i + _CELLS_AHEAD]) - cells.base) >> cells.shift
-            prefetch(cells.ids, later)
-            prefetch(cells.entries, later)
+    for i in range(-_CELLS_AHEAD, len(ids)):
+        _ask_ahead(cells, ids, i + _CELLS_AHEAD)
         if i >= 0:
-            cell = (_mix(ids[i]) - cells.base) >> cells.shift
+            cell = _home(cells, ids[i])
             while cells.entries[cell] != 0:
-                cell += _ONE
-                if cell == size:
-                    cell = np.uint64(0)
+                cell = _next(cells, cell)
             cells.ids[cell] = ids[i]
             cells.entries[cell] = np.uint32(slots[i] + 1)
 
@@ -196,7 +204,7 @@ def _insert_slots(cells: Any, ids: Array, slots: Array) -> None:
 
 def gather_rows(slab: Floats, slots: Slots, dim: int) -> Floats:
     out = np.empty((len(slots), dim), np.float32)
-    _gather_rows(slab.reshape(-1), slab.shape[1], _freeze(slots), out)
+    _gather_rows(slab.reshape(-1), slab.shape[1], freeze(slots), out)
     return out
 
 
@@ -212,10 +220,3 @@ def _gather_rows(slab: Array, stride: int, slots: Array, out: Array) -> None:
         row, target = slab[start : start + dim], out[i]
         for column in range(dim):
             target[column] = row[column]
-
-
-def _freeze(array: NDArray[Any]) -> NDArray[Any]:
-    """A view that is read-only, as received frames are, so that a loop compiles for one type."""
-    view = array.view()
-    view.flags.writeable = False
-    return view

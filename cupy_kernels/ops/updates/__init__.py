@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.backends import Backend, backend_of
-from cupy_kernels.types import BLOCK, RowUpdate
+from cupy_kernels.types import BLOCK, RowUpdate, freeze
 
 Floats = NDArray[np.float32]
 
@@ -63,7 +63,7 @@ def apply(
     update = loops.UPDATES[rule]
     if loops.COMPILED:
         # Received frames are read-only and arenas are not; views let numba compile only once.
-        w, g = _freeze(weights), _freeze(gradient)
+        w, g = freeze(weights), freeze(gradient)
         update.loop(w, g, slots, out, runs, constants)
     else:
         with np.errstate(all="ignore"):
@@ -158,7 +158,7 @@ def sgd_measured(weights: Floats, gradient: Floats, out: Floats, runs: Runs) -> 
     loops = _loops()
     if loops.COMPILED:
         if gradient.flags.writeable:  # the loop is compiled for arrays that are not
-            gradient = _freeze(gradient)
+            gradient = freeze(gradient)
         # `runs` is passed as arrays: unpacking the struct costs as much as a small update.
         return float(loops.sgd_measured(weights, gradient, out, runs.bounds, runs.rates))
     apply("sgd", weights, gradient, (), out, runs, ())
@@ -200,9 +200,3 @@ def _apply_blocks(
                 new = (new,)
             for array, values in zip((out, *slots), new, strict=True):
                 array[part] = values
-
-
-def _freeze(array: Floats) -> Floats:
-    view = array.view()
-    view.flags.writeable = False
-    return view

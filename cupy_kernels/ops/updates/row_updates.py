@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cupy_kernels.compilation import plain
 from cupy_kernels.ops.updates import cpu as update_loops
-from cupy_kernels.types import ROW_COUNT, ROW_SLOT, RowUpdate
+from cupy_kernels.types import ROW_COUNT, ROW_SLOT, RowUpdate, freeze
 
 Floats = NDArray[np.float32]
 
@@ -53,7 +53,7 @@ def apply_rows(
             slab.reshape(-1), words, words.view(np.float32), *sizes, update.decay, update.l1
         )
         loop = update_loops.ROW_LOOPS[update.rule]
-        loop(rows, _freeze(slots), _freeze(gradient), update.rate, update.constants)
+        loop(rows, freeze(slots), freeze(gradient), update.rate, update.constants)
         return
     with np.errstate(all="ignore"):
         apply_copies(update, slab, meta, slots, gradient, width)
@@ -119,9 +119,3 @@ def sum_squares(rows: Floats) -> Floats:
     halves = sums[:, :4] + sums[:, 4:]
     quarters = halves[:, :2] + halves[:, 2:]
     return quarters[:, 0] + quarters[:, 1]
-
-
-def _freeze(array: NDArray[Any]) -> NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view

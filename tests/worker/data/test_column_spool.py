@@ -23,7 +23,7 @@ def batches(*columns: Any, **options: Any) -> ColumnBatches:
     "kind", [pa.list_(pa.int64()), pa.large_list(pa.int64()), pa.list_(pa.int32()), FLOATS], ids=str
 )
 def test_ragged_lists_that_are_named(kind: Any) -> None:
-    """The values of a minibatch are one array of the column's type, beside where each row begins.
+    """The values of a minibatch are one array of the column's type, with where each row begins.
 
     So are lists that a record batch has of one length, and those of slices.
     """
