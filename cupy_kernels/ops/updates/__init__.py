@@ -158,7 +158,8 @@ def sgd_measured(weights: Floats, gradient: Floats, out: Floats, runs: Runs) -> 
     loops = _loops()
     if loops.COMPILED:
         if gradient.flags.writeable:  # the loop is compiled for arrays that are not
-            gradient = freeze(gradient)
+            gradient = gradient.view()  # `freeze` would be one more call of every push
+            gradient.flags.writeable = False
         # `runs` is passed as arrays: unpacking the struct costs as much as a small update.
         return float(loops.sgd_measured(weights, gradient, out, runs.bounds, runs.rates))
     apply("sgd", weights, gradient, (), out, runs, ())
