@@ -9,11 +9,13 @@ takes the mean of deltas must not scale each of them by its staleness as well.
 - *Merging.* `Each` applies every push as it arrives. `Round` collects one push of each worker and
   applies their mean; with `backups` it does not wait for the slowest, and drops what they send too
   late (Chen et al. 2016). `Buffer` adds up pushes and applies them `size` at a time
-  (Nguyen et al. 2022).
+  (Nguyen et al. 2022). `Quorum` merges the reports on one table, a fragment of the model, once
+  enough learners have sent theirs (Decoupled DiLoCo, arXiv 2604.21428).
 - *Applying.* An update rule (rules.py), at a rate.
 """
 
 from collections.abc import Callable
+from enum import StrEnum
 from math import sqrt
 from typing import cast
 
@@ -122,7 +124,53 @@ class Buffer(_Merging, frozen=True, tag="buffer"):
         structs.force_setattr(self, "size", argument_checks.whole("buffer: size", self.size, 1))
 
 
-Merge = Each | Round | Buffer
+class Average(StrEnum):
+    """The average of reports D of weights w: sum w D / sum w; or, a tensor at a time, the weighted
+    mean of their norms along the mean of their directions, which keeps its norm when directions
+    differ.
+    """
+
+    MEAN = "mean"
+    RADIAL = "radial"
+
+
+class Quorum(_Merging, frozen=True, tag="quorum"):
+    """Merge the reports on one table when `size` workers have sent theirs, as one version.
+
+    A push is a report on the only table in it: the difference between that table's weights as the
+    worker received them last and its own. It weighs tokens^2 / window steps (messages.py). After
+    the quorum more reports may come while nobody needs the merged table: a worker that takes
+    `overlap` steps before it needs the answer leaves `grace` times that time, less the exchange.
+    When all active workers have reported nobody is waited for. Reports are averaged as `average`
+    says, those on the tables in `mean_tables` always by the mean.
+
+    A report from weights that another merge has replaced is late: it is acknowledged as dropped.
+    Raises BadInput for a `size` or `overlap` below 1, and for a `grace` outside [0, 1].
+    """
+
+    size: int = 1
+    overlap: int = 1
+    grace: float = 0.5
+    average: Average = Average.MEAN
+    mean_tables: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("size", "overlap"):
+            value = argument_checks.whole(f"quorum: {field}", getattr(self, field), 1)
+            structs.force_setattr(self, field, value)
+        grace = argument_checks.number("quorum: grace", self.grace, expected="[0, 1]")
+        if not 0 <= grace <= 1:
+            raise argument_checks.wrong("quorum: grace", "[0, 1]", self.grace)
+        structs.force_setattr(self, "grace", grace)
+        average = argument_checks.choice("quorum: average", self.average, Average)
+        structs.force_setattr(self, "average", average)
+
+    def average_of(self, table: str) -> Average:
+        """The average of the reports on a table."""
+        return Average.MEAN if table in self.mean_tables else self.average
+
+
+Merge = Each | Round | Buffer | Quorum
 
 EACH, ROUND = Each(), Round()
 
@@ -171,7 +219,7 @@ class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and not value > 0:
                 raise BadInput(name, expected="more than 0", got=value)
         # A push of a round has no staleness of its own: all of them are computed from one version.
-        if self.stale is not None and isinstance(self.merge, Round):
+        if self.stale is not None and isinstance(self.merge, Round | Quorum):
             raise BadInput("on_stale", expected="wait for a strategy in rounds", got="a limit")
 
     @property
@@ -182,7 +230,7 @@ class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
     def check_rows(self, table: str) -> None:
         """Raise BadInput if the strategy cannot work with the rows of a sparse table."""
         faults = {
-            "a buffer": isinstance(self.merge, Buffer),
+            "a buffer": isinstance(self.merge, Buffer | Quorum),
             "differences of weights": self.deltas,
             "steps on weights of a worker's own": self.local_rate,
             "a rule without rows": self.rule is not None and not self.rule.rows,

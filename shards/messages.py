@@ -196,7 +196,9 @@ class Push(Registered, frozen=True, tag="push"):
     numbers this worker's pushes from 1; `clock` and `step` are its clock and the steps of its own
     plan once this push is applied; `steps` and `samples` count what the gradient sums over;
     `read_version` is the version it was computed from. `loss` and the times in seconds are for the
-    records; `acknowledged` is the last push that all shards have acknowledged.
+    records; `acknowledged` is the last push that all shards have acknowledged. A report to a quorum
+    (aggregation.py) is on one table: over `window` steps since the worker received that table it
+    has learnt from `tokens` samples.
     """
 
     epoch: Count
@@ -214,6 +216,8 @@ class Push(Registered, frozen=True, tag="push"):
     compute_s: float = 0.0
     data_s: float = 0.0
     network_s: float = 0.0
+    tokens: Samples = 0
+    window: Steps = 0
 
 
 class Pull(Registered, frozen=True, tag="pull"):
