@@ -96,9 +96,7 @@ class ReadRequests:
         """
         rows = row_requests.split(self._layout, self._map, ids or {})
         shards = tuple(
-            shard
-            for shard in self._shards
-            if not rows or any(len(part.positions[shard]) for part in rows)
+            shard for shard in self._shards if not rows or any(part.count(shard) for part in rows)
         )
         assert shards, "rows of no id need no read"
         self._last += 1
@@ -161,9 +159,9 @@ class ReadRequests:
         )
 
     def _message(self, request: int, read: Sent, shard: int) -> ReadMessage:
-        asked = [part for part in read.rows if len(part.positions[shard])]
+        asked = [part for part in read.rows if part.count(shard)]
         parts = [AskedPart(part.table.name) for part in asked]
-        ids = tuple(part.of_shard(shard) for part in asked)
+        ids = tuple(part.of_shard(shard, part.ids) for part in asked)
         return shard, Read(request, self._job, parts), ids
 
 

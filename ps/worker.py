@@ -137,12 +137,12 @@ class Worker(BoundToProcess):
     def __repr__(self) -> str:
         client = self.client
         state = "closed" if client.closed else "in a step" if self._open is not None else "open"
-        shares = "shm" in self.transports and self._views.sparse
-        rows = ", rows through sockets" if shares else ""
+        transports, by_socket = "/".join(self.transports), client.links.by_socket
+        sockets = f", {format_count(by_socket, 'message')} through a socket" if by_socket else ""
         pending = f", {len(self._unacknowledged)} unacknowledged" if self._unacknowledged else ""
         return (
             f"<worker {self.name} of job {client.cluster.name}: {state}, clock {self.clock},"
-            f" {format_count(self.seq, 'push')}{pending}, over {'/'.join(self.transports)}{rows}>"
+            f" {format_count(self.seq, 'push')}{pending}, over {transports}{sockets}>"
         )
 
     @property
@@ -176,7 +176,8 @@ class Worker(BoundToProcess):
     def transports(self) -> tuple[str, ...]:
         """The transport of the arrays to and from each shard: `shm`, `ipc` or `tcp`.
 
-        Steps with rows go through a socket also where the others use `shm`.
+        What finds no room in shared memory goes through a socket; the worker's description counts
+        such messages.
         """
         return self.client.transports
 

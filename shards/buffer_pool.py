@@ -74,13 +74,14 @@ _HUGE_PAGE = 2 << 20
 
 _LATELY = 64  # calls of `take` between two checks for surplus buffers
 
-_UNSHARED = _count_of_the_unshared()
+UNSHARED = _count_of_the_unshared()
+"""The reference count of an array in a list, in a loop over it, that nothing else refers to."""
 
 
 def are_unshared(arrays: list[NDArray[np.float32]]) -> bool:
     """Return whether only this list refers to each of its arrays."""
     for array in arrays:  # noqa: SIM110  # a generator would hold one more reference
-        if sys.getrefcount(array) != _UNSHARED:
+        if sys.getrefcount(array) != UNSHARED:
             return False
     return True
 
@@ -101,9 +102,9 @@ class Buffers:
     def take(self) -> NDArray[np.float32]:
         """A buffer that nothing else refers to, with arbitrary contents."""
         free = []
-        # The loop variable is a reference, as it was when `_UNSHARED` was measured.
+        # The loop variable is a reference, as it was when `UNSHARED` was measured.
         for buffer in self._all:
-            if sys.getrefcount(buffer) == _UNSHARED:
+            if sys.getrefcount(buffer) == UNSHARED:
                 free.append(buffer)  # noqa: PERF401  # a comprehension is a call
         if not free:
             free.append(self._allocate(self.size))

@@ -63,7 +63,12 @@ class ShardFrontend:
         """
         tune_malloc()
         floats = spec.frame_floats
-        self.sharing = ShardSide(spec.job, enabled=transport.shares, otherwise=otherwise)
+        self.sharing = ShardSide(
+            spec.job,
+            enabled=transport.shares,
+            rows=bool(spec.layout.sparse),
+            otherwise=otherwise,
+        )
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
         self._gatherer = Gatherer(_SPARE_BYTES + _WEIGHTS * 4 * floats, guarded=True)
         try:

@@ -12,7 +12,7 @@ the gradient, 70 microseconds for a million floats. A push to a single shard is 
 it is applied.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,13 +30,19 @@ from shards.errors import BadInput, BadMessage
 from shards.gradient_guard import Guard
 from shards.messages import AskedPart, Kind, Part, PulledPart, Weights
 from shards.row_frames import RowGradient
-from shards.tables import KeyRange, Layout, ShardMap
+from shards.tables import ID_BYTES, KeyRange, Layout, ShardMap
 from shards.wire_format import Buffer
 
 Floats = NDArray[np.float32]
 
 Gradients = Mapping[str, Any]
 """A gradient for each table that is pushed: flat float32 of the table's size, or a RowGradient."""
+
+
+TakeRows = Callable[[int, int], NDArray[np.uint8] | None]
+"""Makes memory that a shard sees for a number of bytes of rows; None if there is none."""
+
+_LINE_BYTES = 64
 
 
 class PulledView(msgspec.Struct, frozen=True):
@@ -91,7 +97,8 @@ class _Section(NamedTuple):
 class PayloadEncoder:
     """The payloads of one worker's messages; `feedback` is set where pushes are compressed.
 
-    `arrives` is the kind of each table's payloads that `read` returns.
+    `arrives` is the kind of each table's payloads that `read` returns. `take_rows` is the driver's
+    allocator of memory that it shares with shards.
     """
 
     def __init__(
@@ -126,6 +133,7 @@ class PayloadEncoder:
         self._all = layout.names
         self._layout, self._map = layout, shard_map
         self._sparse = {table.name: table for table in layout.sparse}
+        self.take_rows: TakeRows = lambda _shard, _size: None
         self._asks = [[section.ask for section in sections] for sections in self._sections]
         self._keys = [
             {section.table: section.keys for section in sections} for sections in self._sections
@@ -221,8 +229,8 @@ class PayloadEncoder:
         if limit is None:
             check_squares(table, rows.reshape(-1), seq)
             return
-        for positions in part.positions:
-            check_squares(table, rows[positions].reshape(-1), seq, limit)
+        for shard in range(self._map.shards):
+            check_squares(table, part.of_shard(shard, rows).reshape(-1), seq, limit)
 
     def _check(self, table: str, gradient: Floats, seq: int) -> None:
         """Raise BadInput if a shard would refuse its section of a table's plain gradient."""
@@ -272,14 +280,44 @@ class PayloadEncoder:
                     payload = zstd_frames.pack(payload)
                 parts.append(section.plain if plain else section.encoded)
                 frames.append(payload)
-            for split in rows:
-                where, buckets = split.positions[shard], self._map.buckets[shard]
-                if len(where):
-                    parts.append(Part(split.table.name, Kind.F4, buckets.start, buckets.stop))
-                    # A copy for each shard: its frame has to be contiguous.
-                    frames += split.ids[where], gradients[split.table.name].rows[where]
+            if rows:
+                self._encode_rows(shard, rows, gradients, parts, frames)
             written.append((parts, tuple(frames)))
         return written
+
+    def _encode_rows(
+        self,
+        shard: int,
+        rows: Sequence[SplitIds],
+        gradients: Gradients,
+        parts: list[Part],
+        frames: list[NDArray[Any]],
+    ) -> None:
+        """Append the parts and frames of a shard's rows; they are in its memory if it shares any.
+
+        All rows of a message take one piece of that memory, as there are few.
+        """
+        splits = [split for split in rows if split.count(shard)]
+        sizes = [_round_up(split.count(shard) * split.table.row_bytes) for split in splits]
+        memory, buckets = self.take_rows(shard, sum(sizes)), self._map.buckets[shard]
+        start = 0
+        for split, size in zip(splits, sizes, strict=True):
+            gradient, count = gradients[split.table.name], split.count(shard)
+            parts.append(Part(split.table.name, Kind.F4, buckets.start, buckets.stop))
+            if memory is None:
+                # For a single shard without a copy: the arrays are the step's own, and stay.
+                frames += split.of_shard(shard, split.ids), split.of_shard(shard, gradient.rows)
+                continue
+            # Lines do not straddle two arrays, so that a view of each is aligned for its floats.
+            end = start + ID_BYTES * count
+            ids = memory[start:end].view(np.uint64)
+            values = memory[end : end + 4 * split.table.dim * count].view(np.float32)
+            values = values.reshape(count, split.table.dim)
+            # Written in place: for several shards each row would be copied anyway.
+            split.copy(shard, split.ids, ids)
+            split.copy(shard, gradient.rows, values)
+            frames += ids, values
+            start += size
 
     def asks(self, shard: int, tables: Sequence[str]) -> list[AskedPart]:
         """The parts of a pull of these tables from a shard."""
@@ -297,9 +335,9 @@ class PayloadEncoder:
         self, shard: int, rows: Sequence[SplitIds]
     ) -> tuple[list[AskedPart], tuple[Ids, ...]]:
         """The parts and frames of a pull of rows from a shard; none for a table without any."""
-        asked = [split for split in rows if len(split.positions[shard])]
+        asked = [split for split in rows if split.count(shard)]
         parts = [AskedPart(split.table.name) for split in asked]
-        return parts, tuple(split.of_shard(shard) for split in asked)
+        return parts, tuple(split.of_shard(shard, split.ids) for split in asked)
 
     def read(
         self,
@@ -371,6 +409,10 @@ class PayloadEncoder:
                     f"weights: rows of table {ask.table}: expected frames of {expected} bytes,"
                     f" got {sizes}"
                 )
+
+
+def _round_up(size: int) -> int:
+    return -(-size // _LINE_BYTES) * _LINE_BYTES
 
 
 def _section(table: str, keys: KeyRange, compression: Compression) -> _Section:

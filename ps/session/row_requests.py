@@ -5,7 +5,7 @@ same order, and a shard without any gets no part. What the shards answer is put 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,14 +43,33 @@ class GatheredRows(NamedTuple):
 
 
 class SplitIds(NamedTuple):
-    """Ids of one table, and for each shard the positions of those that it owns."""
+    """Ids of one table, and for each shard the positions of those that it owns.
+
+    `positions` are None for a single shard, which owns them all: nothing has to be copied then.
+    """
 
     table: SparseTable
     ids: Ids
-    positions: tuple[Positions, ...]
+    positions: tuple[Positions, ...] | None
 
-    def of_shard(self, shard: int) -> Ids:
-        return self.ids[self.positions[shard]]
+    def count(self, shard: int) -> int:
+        """The number of ids that a shard owns."""
+        return len(self.ids) if self.positions is None else len(self.positions[shard])
+
+    def of_shard(self, shard: int, values: NDArray[Any]) -> NDArray[Any]:
+        """Those of `values`, one for each id, that are of a shard's ids."""
+        if self.positions is None:
+            return values
+        # `take` is quicker than an index, and the positions are within the array.
+        return values.take(self.positions[shard], axis=0)
+
+    def copy(self, shard: int, values: NDArray[Any], out: NDArray[Any]) -> None:
+        """Copy what `of_shard` returns."""
+        if self.positions is None:
+            out[...] = values
+        else:
+            # The default mode would write into a buffer first.
+            values.take(self.positions[shard], axis=0, out=out, mode="clip")
 
 
 def split(layout: Layout, shard_map: ShardMap, ids: Mapping[str, Ids]) -> tuple[SplitIds, ...]:
@@ -62,7 +81,7 @@ def split(layout: Layout, shard_map: ShardMap, ids: Mapping[str, Ids]) -> tuple[
     splits = tuple(_split_table(table, shard_map, ids[table.name]) for table in tables)
     # Each table has a limit of its own, which many tables together would exceed.
     for shard in range(shard_map.shards):
-        message_bytes = sum(len(part.positions[shard]) * part.table.row_bytes for part in splits)
+        message_bytes = sum(part.count(shard) * part.table.row_bytes for part in splits)
         if message_bytes > MAX_TABLES_FULL * MAX_PART_BYTES:
             raise BadInput(
                 f"rows of tables {', '.join(table.name for table in tables)}",
@@ -74,13 +93,14 @@ def split(layout: Layout, shard_map: ShardMap, ids: Mapping[str, Ids]) -> tuple[
 
 
 def _split_table(table: SparseTable, shard_map: ShardMap, ids: Ids) -> SplitIds:
-    if shard_map.shards == 1:  # no id has to be mixed
-        positions: tuple[Positions, ...] = (np.arange(len(ids)),)
-    else:
+    positions: tuple[Positions, ...] | None = None
+    most = len(ids)
+    # Of a single shard no id has to be mixed.
+    if shard_map.shards > 1:
         starts = [buckets.start for buckets in shard_map.buckets]
         owners = np.searchsorted(starts, buckets_of(ids), "right") - 1
         positions = tuple(np.nonzero(owners == shard)[0] for shard in range(shard_map.shards))
-    most = max(map(len, positions))
+        most = max(map(len, positions))
     if most > table.message_rows:
         raise BadInput(
             f"rows of table {table.name}",
@@ -98,21 +118,37 @@ def put_together(
     shards = range(len(frames_of))
     # Counted from the end: how many dense frames come before them depends on the shard.
     ends = [
-        len(frames) - 2 * sum(bool(len(part.positions[shard])) for part in splits)
+        len(frames) - 2 * sum(bool(part.count(shard)) for part in splits)
         for shard, frames in enumerate(frames_of)
     ]
     dense = tuple(tuple(frames_of[shard][: ends[shard]]) for shard in shards)
     gathered: dict[str, GatheredRows] = {}
     for part in splits:
-        rows = np.empty((len(part.ids), part.table.dim), np.float32)
-        stored = np.zeros(len(part.ids), np.bool_)
+        pieces: list[GatheredRows] = []
         for shard in shards:
-            where = part.positions[shard]
-            if len(where):
-                values, bits = frames_of[shard][ends[shard] : ends[shard] + 2]
-                ends[shard] += 2
-                rows[where] = np.frombuffer(values, np.float32).reshape(len(where), -1)
-                unpacked = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(where))
-                stored[where] = unpacked.view(np.bool_)  # its bytes are 0 and 1 already
-        gathered[part.table.name] = GatheredRows(rows, stored)
+            if part.count(shard):
+                start, ends[shard] = ends[shard], ends[shard] + 2
+                pieces.append(_read_rows(part.count(shard), *frames_of[shard][start : start + 2]))
+        gathered[part.table.name] = _join(part, pieces)
     return dense, gathered
+
+
+def _read_rows(count: int, values: Buffer, bits: Buffer) -> GatheredRows:
+    rows = np.frombuffer(values, np.float32).reshape(count, -1)
+    stored = np.unpackbits(np.frombuffer(bits, np.uint8), count=count)
+    return GatheredRows(rows, stored.view(np.bool_))  # its bytes are 0 and 1 already
+
+
+def _join(part: SplitIds, pieces: Sequence[GatheredRows]) -> GatheredRows:
+    """The rows of all shards that own any, in the order asked."""
+    if part.positions is None and pieces:
+        # Where they arrived: in shared memory the view keeps its loan while the step reads it.
+        return pieces[0]
+    joined = GatheredRows(
+        np.empty((len(part.ids), part.table.dim), np.float32), np.zeros(len(part.ids), np.bool_)
+    )
+    owned = [positions for positions in part.positions or () if len(positions)]
+    for positions, piece in zip(owned, pieces, strict=True):
+        joined.rows[positions] = piece.rows
+        joined.stored[positions] = piece.stored
+    return joined

@@ -72,9 +72,11 @@ class ClientBuffers:
             return gradient
         if isinstance(gradient, np.ndarray):
             return self._sharing.place(gradient)
-        if any(isinstance(array, RowGradient) for array in gradient.values()):
-            return gradient  # rows are not in shared memory, so all of it goes through the socket
-        return self._sharing.place_tables(gradient, self._layout)
+        # Rows are placed when they are split over the shards (payload_encoder.py).
+        dense = {
+            name: array for name, array in gradient.items() if not isinstance(array, RowGradient)
+        }
+        return {**gradient, **self._sharing.place_tables(dense, self._layout)}
 
     def assemble(self, pulled: Pulled) -> PulledWeights:
         """The weights as one read-only array: where they arrived, or copied together."""

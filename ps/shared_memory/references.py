@@ -3,14 +3,19 @@
 Session and shard know nothing of this. Their messages pass through here on the way to the socket
 and from it. If a worker and a shard have proved that they see each other's segment (segment.py), an
 array in a segment is replaced by a reference, and the other side turns it back into a view of the
-same memory. Any other message is sent through the socket as usual, so the protocol handles loss,
+same memory. Any other frame is sent through the socket as usual, so the protocol handles loss,
 repetition and death as without shared memory.
+
+The rows of a push are written into the worker's segment when it is encoded. The rows of an answer
+are made for one worker, and copied into the shard's segment when they are sent. Small frames, ids
+that are asked for, and what finds no room go through the socket, beside the references of others.
 
 Two rules keep a reader from seeing memory that is being overwritten:
 
 - *A gradient* is in the worker's segment, and the worker's session keeps it until every shard has
-  acknowledged it. A copy of the push that arrives later is a duplicate by its number, and the
-  shard does not read its frames. (References of an earlier generation are dropped.)
+  acknowledged it; rows for one shard, until that has. A copy of the push that arrives later is a
+  duplicate by its number, and the shard does not read its frames. (References of an earlier
+  generation are dropped.)
 - *A version* is in the shard's segment and is lent. It is recycled when the worker has returned
   it, or has died, as the lock on its segment proves (shm_files.py). A worker that is suspended, or
   slow, keeps what it holds. If it holds too much, its next pull uses the socket.
@@ -32,9 +37,10 @@ This file holds what both sides share; the rest is in worker_side.py and shard_s
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ps.shared_memory.segment import REFERENCE_BYTES, Reference, ShmSegment, Window
 from shards import wire_format
@@ -44,6 +50,13 @@ from shards.wire_format import Buffer, Frames
 
 Parts = list[Buffer]
 Together = Sequence[tuple[Message, Frames]]
+
+LEAST_SHARED_BYTES = 8192
+"""Smaller frames of rows are copied through the socket in less time than a reference takes."""
+
+_BY_SOCKET = Reference(2**64 - 1, 0, 0, 0)
+"""In place of a reference: the next of the frames behind the references."""
+_PACKED_BY_SOCKET = _BY_SOCKET.pack()
 
 
 class Share:
@@ -68,50 +81,98 @@ def has(messages: Together, kind: type[Message]) -> bool:
     return any(isinstance(message, kind) for message, _ in messages)
 
 
-def with_references(segment: ShmSegment, messages: Together) -> Together | None:
-    """The messages with references for frames; None if there are no frames, or one is elsewhere."""
+class Referring(NamedTuple):
+    """Messages with packed references for frames, the frames that are not in the segment, and
+    copies in the segment that the references need.
+    """
+
+    messages: Together
+    elsewhere: Sequence[NDArray[Any] | Buffer]
+    copies: Sequence[NDArray[np.uint8]]
+
+    def enclose(self) -> Parts:
+        """The parts of an envelope: the headers, all references, and the frames elsewhere."""
+        headers, *references = wire_format.enclose(self.messages)
+        # The references are one part, because each part costs a call of the socket.
+        return [headers, b"".join(references), *wire_format.wrap(self.elsewhere)]
+
+
+def with_references(
+    segment: ShmSegment, messages: Together, *, copies: bool = False
+) -> Referring | None:
+    """The messages with references for frames; None if no frame is in the segment.
+
+    With `copies`, large frames of rows are copied into it where there is room.
+    """
     replaced: list[tuple[Message, Frames]] = []
+    elsewhere: list[NDArray[Any] | Buffer] = []
+    copied: list[NDArray[np.uint8]] = []
     refers = False
     for message, frames in messages:
-        references = segment.refer(frames) if frames else []
-        if references is None:
-            return None
-        refers = refers or bool(references)
-        replaced.append((message, [reference.pack() for reference in references]))
-    return replaced if refers else None
+        references: list[bytes] = []
+        for frame in frames:
+            reference = segment.refer(frame)
+            if reference is None and copies:
+                copy = copy_rows(segment, frame)
+                if copy is not None:
+                    copied.append(copy)
+                    reference = segment.refer(copy)
+            if reference is None:
+                elsewhere.append(frame)
+                references.append(_PACKED_BY_SOCKET)
+            else:
+                references.append(reference.pack())
+                refers = True
+        replaced.append((message, references))
+    return Referring(replaced, elsewhere, copied) if refers else None
 
 
-def enclose(messages: Together) -> Parts:
-    """The parts of an envelope with references for frames: the headers, and all references."""
-    headers, *references = wire_format.enclose(messages)
-    return [headers, b"".join(references)]  # one part, because each costs a call of the socket
+def copy_rows(segment: ShmSegment, frame: NDArray[Any] | Buffer) -> NDArray[np.uint8] | None:
+    """A copy of a frame in a slot for rows; None if it is small, or there is no room for it."""
+    values = np.frombuffer(frame, np.uint8)
+    copy = segment.take_rows(values.size) if values.size >= LEAST_SHARED_BYTES else None
+    if copy is not None:
+        copy[:] = values
+    return copy
 
 
-def separate(parts: Parts) -> Parts:
-    """The headers, and each reference: the inverse of `enclose`; raises BadMessage."""
-    if len(parts) != 2:
-        raise BadMessage(f"references: expected one part behind the headers, got {len(parts) - 1}")
-    packed = memoryview(parts[1])
-    starts = range(0, packed.nbytes, REFERENCE_BYTES)
-    return [parts[0], *[packed[start : start + REFERENCE_BYTES] for start in starts]]
+def count_references(parts: Parts) -> int:
+    """The number of references behind the headers of an envelope; raises BadMessage."""
+    if len(parts) < 2:
+        raise BadMessage("references: expected a part behind the headers, got none")
+    count, rest = divmod(memoryview(parts[1]).nbytes, REFERENCE_BYTES)
+    if rest:
+        raise BadMessage(f"references: expected {REFERENCE_BYTES} bytes each, got {rest} more")
+    return count
 
 
 def resolve(window: Window, parts: Parts, share: Share | None = None) -> Parts | None:
-    """The headers, and views for the references behind them; each view keeps `share` alive.
+    """The headers, and the frames behind them: views for references, which keep `share` alive.
 
     Returns None if a reference is of an earlier generation; raises BadMessage.
     """
-    views: Parts = [parts[0]]
-    for frame in separate(parts)[1:]:
-        view = window.view(Reference.unpack(frame))
+    count, elsewhere = count_references(parts), iter(parts[2:])
+    frames: Parts = [parts[0]]
+    packed = memoryview(parts[1])
+    for number in range(count):
+        reference = Reference.unpack(packed[REFERENCE_BYTES * number :][:REFERENCE_BYTES])
+        if reference == _BY_SOCKET:
+            frame = next(elsewhere, None)
+            if frame is None:
+                raise BadMessage(f"references: expected more than {len(parts) - 2} frames")
+            frames.append(frame)
+            continue
+        view = window.view(reference)
         if view is None:
             return None
         if share is not None:
             lent = view.view(_LentView)
             lent.share = share
             view = lent
-        views.append(view.data)
-    return views
+        frames.append(view.data)
+    if next(elsewhere, None) is not None:
+        raise BadMessage(f"references: expected fewer than {len(parts) - 2} frames")
+    return frames
 
 
 def let_go(_: object) -> None:

@@ -5,6 +5,10 @@ starting on a page of its own. Only the owner writes; others map it read-only. A
 reserved when the slot is first used. So a full /dev/shm is noticed there, where ordinary memory is
 used instead, and never as a signal in the middle of an apply.
 
+Rows of sparse tables differ in number from message to message. A job with rows has slots for them
+behind the others. Each is as long as the largest message that shared memory carries, but memory is
+reserved for what it has held, rounded up to a power of two: the rest of the file is a hole.
+
 A `Reference` is sent instead of an array: slot, offset, length, and the slot's generation, which
 rises whenever the slot is about to be overwritten. A window makes a view of it only if it is inside
 one slot and of the current generation. That is a second line of defence: the ledger (gradients) and
@@ -28,6 +32,7 @@ import os
 import secrets
 import stat
 import struct
+import sys
 import weakref
 from collections.abc import Sequence
 from functools import cache
@@ -38,15 +43,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.shared_memory import shm_files
-from shards.buffer_pool import Buffers, heap_allocator
+from shards.buffer_pool import UNSHARED, Buffers, heap_allocator
 from shards.errors import BadMessage
 
 _MAGIC = b"downpour"
-_HEADER = struct.Struct("<8s32sQQ")
-_GENERATIONS = 64  # the offset of the generations in the header
+_HEADER = struct.Struct("<8s32sQQQQ")
+_GENERATIONS = 128  # the offset of the generations in the header
 _REFERENCE = struct.Struct("<QQQQ")
 REFERENCE_BYTES = _REFERENCE.size
 MAX_SLOTS = 256
+ROW_SLOTS = 64
+ROW_SLOT_BYTES = 16 << 20
+"""The most bytes of rows and ids that a message has in shared memory; more use the socket."""
+_LEAST_ROW_BYTES = 64 << 10
 PAGE = mmap.PAGESIZE
 _MAP_FIXED = 0x10  # on every Linux
 _MAX_CACHED = 64  # cached combinations; each takes addresses for the whole table, but no memory
@@ -72,29 +81,45 @@ class Reference(NamedTuple):
         return Reference(*_REFERENCE.unpack(frame))
 
 
-class ShmSegment:
-    """A segment of slots of `floats` float32 each that this process owns."""
+class _Area(NamedTuple):
+    """Equal slots one after another: their number, and the bytes of each."""
 
-    def __init__(self, job: str, floats: int, slots: int) -> None:
+    slots: int
+    stride: int
+
+    @property
+    def size(self) -> int:
+        return self.slots * self.stride
+
+
+class ShmSegment:
+    """A segment that this process owns: slots of `floats` float32 each, and slots for rows."""
+
+    def __init__(self, job: str, floats: int, slots: int, *, rows: bool = False) -> None:
         """Raises OSError when there is no shared memory, or no room in it."""
-        assert 1 <= slots <= MAX_SLOTS
+        assert 0 <= slots <= MAX_SLOTS
         shm_files.sweep()
         self.floats = floats
         self.stride = -(-4 * floats // PAGE) * PAGE
         self.nonce = secrets.token_hex(16)
-        self._slots = slots
+        self._slots = slots if floats else 0
         self._used = 0
+        self._rows = _Area(ROW_SLOTS if rows else 0, ROW_SLOT_BYTES)
+        self._row_slots: list[NDArray[np.uint8]] = []
+        self._reserved: list[int] = []  # bytes, of each slot for rows
+        self._row_start = PAGE + self._slots * self.stride
         self._claim = shm_files.Claim(shm_files.memory_path(job))
         try:
             os.posix_fallocate(self._claim.fd, 0, PAGE)
-            os.ftruncate(self._claim.fd, PAGE + slots * self.stride)
-            memory = _map_file(self._claim.path, PAGE + slots * self.stride)
+            os.ftruncate(self._claim.fd, self._row_start + self._rows.size)
+            memory = _map_file(self._claim.path, self._row_start + self._rows.size)
         except OSError:
             self._claim.release()
             raise
         self._memory = memory
-        _HEADER.pack_into(memory, 0, _MAGIC, self.nonce.encode(), self.stride, slots)
-        self._generations = _generations(memory, slots)
+        areas = self.stride, self._slots, self._rows.stride, self._rows.slots
+        _HEADER.pack_into(memory, 0, _MAGIC, self.nonce.encode(), *areas)
+        self._generations = _generations(memory, self._slots + self._rows.slots)
         self._start = _address(np.frombuffer(memory, np.uint8)) + PAGE
 
     @property
@@ -117,6 +142,48 @@ class ShmSegment:
         self._used += 1
         return np.frombuffer(self._memory, np.float32, floats, offset)
 
+    def take_rows(self, size: int) -> NDArray[np.uint8] | None:
+        """Memory for `size` bytes of rows; dropping it recycles it.
+
+        None if they exceed a slot, or if there is no room.
+        """
+        if not 0 < size <= self._rows.stride or not self._claim.is_held:
+            return None
+        free, number = [], 0
+        for slot in self._row_slots:  # no `enumerate`: its pair would be one more reference
+            if sys.getrefcount(slot) == UNSHARED:
+                free.append(number)
+            number += 1  # noqa: SIM113
+        fitting = [slot for slot in free if self._reserved[slot] >= size]
+        if fitting:
+            number = min(fitting, key=self._reserved.__getitem__)
+        elif free:
+            number = max(free, key=self._reserved.__getitem__)
+        if not self._reserve_rows(number, size):
+            return None
+        self.renew(self._slots + number)
+        return self._row_slots[number][:size]
+
+    def _reserve_rows(self, number: int, size: int) -> bool:
+        """Reserve memory for `size` bytes in a slot for rows; returns whether there was room."""
+        if number == self._rows.slots:
+            return False
+        start = self._row_start + number * self._rows.stride
+        if number == len(self._row_slots):
+            slot = np.frombuffer(self._memory, np.uint8, self._rows.stride, start)
+            self._row_slots.append(slot)
+            self._reserved.append(0)
+        reserved = self._reserved[number]
+        if reserved < size:
+            # Powers of two, so that a slot for steps of nearly one size stops growing.
+            grown = min(max(_LEAST_ROW_BYTES, 1 << (size - 1).bit_length()), self._rows.stride)
+            try:
+                os.posix_fallocate(self._claim.fd, start + reserved, grown - reserved)
+            except OSError:  # full
+                return False
+            self._reserved[number] = grown
+        return True
+
     def slot(self, array: NDArray[np.float32]) -> int | None:
         """The slot that holds `array`, if any."""
         return self._slot(_address(array))
@@ -125,19 +192,20 @@ class ShmSegment:
         """Invalidate old references to a slot that is about to be overwritten."""
         self._generations[slot] += 1
 
-    def refer(self, frames: Sequence[object]) -> list[Reference] | None:
-        """A reference to each frame; None if there are none, or not all are in one slot here."""
-        references: list[Reference] = []
-        for frame in frames:
-            if not isinstance(frame, np.ndarray):
-                return None
-            address = _address(frame)
-            slot = self._slot(address)
-            if slot is None or (references and slot != references[0].slot):
-                return None
-            offset = address - self._start - slot * self.stride
-            references.append(Reference(slot, offset, frame.nbytes, self._generations[slot]))
-        return references or None
+    def refer(self, frame: object) -> Reference | None:
+        """A reference to a frame; None if it is not in a slot here, or empty."""
+        if not isinstance(frame, np.ndarray) or not frame.nbytes:
+            return None
+        address = _address(frame)
+        slot = self._slot(address)
+        if slot is None:
+            return None
+        offset = address - self._start
+        if slot < self._slots:
+            offset -= slot * self.stride
+        else:
+            offset -= self._slots * self.stride + (slot - self._slots) * self._rows.stride
+        return Reference(slot, offset, frame.nbytes, self._generations[slot])
 
     def __contains__(self, array: NDArray[np.float32]) -> bool:
         return self.slot(array) is not None
@@ -147,8 +215,13 @@ class ShmSegment:
         self._claim.release()
 
     def _slot(self, address: int) -> int | None:
-        slot = (address - self._start) // self.stride
-        return slot if 0 <= slot < self._used else None
+        offset = address - self._start
+        if 0 <= offset < self._used * self.stride:
+            return offset // self.stride
+        offset -= self._slots * self.stride
+        if 0 <= offset < len(self._row_slots) * self._rows.stride:
+            return self._slots + offset // self._rows.stride
+        return None
 
 
 def _map_file(path: Path, size: int) -> mmap.mmap:
@@ -216,12 +289,15 @@ class Window:
         if not (is_private and stat.S_ISREG(status.st_mode)):
             raise BadMessage(f"segment {self.name}: expected this user's own file of mode 0600")
         self._memory = mmap.mmap(self._fd, status.st_size, prot=mmap.PROT_READ)
-        magic, nonce, self.stride, self.slots = _HEADER.unpack_from(self._memory)
-        whole = PAGE + self.slots * self.stride
-        if magic != _MAGIC or self.slots > MAX_SLOTS or status.st_size != whole:
+        magic, nonce, self.stride, self.slots, *rows = _HEADER.unpack_from(self._memory)
+        row_stride, row_slots = rows
+        self._rows = _Area(row_slots, row_stride)
+        whole = PAGE + self.slots * self.stride + self._rows.size
+        too_many = self.slots > MAX_SLOTS or row_slots > ROW_SLOTS
+        if magic != _MAGIC or too_many or status.st_size != whole:
             raise BadMessage(f"segment {self.name}: expected one of {whole} bytes with our header")
         self.nonce = nonce.decode("ascii")
-        self._generations = _generations(self._memory, self.slots)
+        self._generations = _generations(self._memory, self.slots + row_slots)
         self._start = _address(np.frombuffer(self._memory, np.uint8)) + PAGE
 
     def view(self, reference: Reference) -> NDArray[np.uint8] | None:
@@ -230,11 +306,14 @@ class Window:
         Raises BadMessage for a place that is not inside a slot.
         """
         slot, offset, length, generation = reference
-        inside = slot < self.slots and offset <= self.stride and length <= self.stride - offset
+        start, stride = PAGE + slot * self.stride, self.stride
+        if slot >= self.slots:
+            start, stride = self._row_slot(slot - self.slots)
+        inside = offset <= stride and length <= stride - offset
         if not inside or not length or offset % 4:
             raise BadMessage(
                 f"reference to {length} bytes at {offset} of slot {slot}: segment {self.name} has"
-                f" {self.slots} slots of {self.stride} bytes"
+                f" {self.slots} slots of {self.stride} bytes, and {self._rows.slots} for rows"
             )
         current = self._generations[slot]
         # A reference can only be of the past; one of the future is invented or damaged.
@@ -242,7 +321,13 @@ class Window:
             raise BadMessage(f"reference to generation {generation} of slot {slot}, at {current}")
         if generation < current:
             return None
-        return np.frombuffer(self._memory, np.uint8, length, PAGE + slot * self.stride + offset)
+        return np.frombuffer(self._memory, np.uint8, length, start + offset)
+
+    def _row_slot(self, number: int) -> tuple[int, int]:
+        """The offset and the bytes of a slot for rows; of one that there is not, none."""
+        if number >= self._rows.slots:
+            return 0, 0
+        return PAGE + self.slots * self.stride + number * self._rows.stride, self._rows.stride
 
     def tile(self, frames: Sequence[NDArray[np.uint8]]) -> "MappedPiece | None":
         """The piece of the file that holds `frames`, for a contiguous mapping.

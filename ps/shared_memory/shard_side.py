@@ -39,10 +39,17 @@ class ShardSide:
     """
 
     def __init__(
-        self, job: str, *, enabled: bool = True, otherwise: Allocator = heap_allocator
+        self,
+        job: str,
+        *,
+        enabled: bool = True,
+        rows: bool = False,
+        otherwise: Allocator = heap_allocator,
     ) -> None:
+        """`rows`: the shard has rows, which are lent like versions, each as a copy for a worker."""
         self._job = job
         self._enabled = enabled
+        self._rows = rows
         self._otherwise = otherwise
         self._segment: ShmSegment | None = None
         self._reason = "the shard does not share memory"
@@ -52,10 +59,10 @@ class ShardSide:
 
     def buffers(self, floats: int) -> Buffers:
         """Buffers for weights to send: in a segment, or in other memory if there is none."""
-        if not self._enabled or not floats:
+        if not self._enabled or not (floats or self._rows):
             return Buffers(floats, self._otherwise)
         try:
-            self._segment = ShmSegment(self._job, floats, _VERSIONS)
+            self._segment = ShmSegment(self._job, floats, _VERSIONS, rows=self._rows)
         except OSError as error:
             self._reason = f"the shard has no shared memory: {error.strerror}"
             return Buffers(floats, self._otherwise)
@@ -88,7 +95,7 @@ class ShardSide:
             # shared frames cannot be read; empty ones replace them.
             if not note.referred:
                 return parts[1:]
-            return [parts[1], *(b"" for _ in references.separate(parts[1:])[1:])]
+            return [parts[1], *[b""] * references.count_references(parts[1:])]
         worker.loans.settle(note.seen, note.held)
         return references.resolve(worker.window, parts[1:]) if note.referred else parts[1:]
 
@@ -98,14 +105,15 @@ class ShardSide:
             answer = self._answer_offer(self.offers.pop(to))
             return [handshake.encode(answer), *wire_format.enclose(messages)], None
         worker = self.addresses.get(to)
-        if worker is None or self._segment is None:
+        if worker is None or self._segment is None or len(worker.loans) == LOANS:
             return wire_format.enclose(messages), None
-        referring = references.with_references(self._segment, messages)
+        referring = references.with_references(self._segment, messages, copies=self._rows)
+        if referring is None:
+            return wire_format.enclose(messages), None
         # The loan holds the messages, and with them the arrays, until the worker returns it.
-        loan = worker.loans.lend(messages) if referring is not None else None
-        if referring is None or loan is None:
-            return wire_format.enclose(messages), None
-        return [handshake.encode(Lent(loan)), *references.enclose(referring)], loan
+        loan = worker.loans.lend((messages, referring.copies))
+        assert loan is not None, "there was one left"
+        return [handshake.encode(Lent(loan)), *referring.enclose()], loan
 
     def withdraw(self, to: bytes, loan: int | None) -> None:
         """Cancel `loan`, if any: its message could not be sent."""

@@ -26,19 +26,34 @@ from shards.wire_format import Buffer
 class WorkerSide:
     """A worker's side: offers its segment to every shard, and reads weights in place."""
 
-    def __init__(self, job: str, floats: int, slots: int) -> None:
-        """Raises OSError when there is no shared memory, or no room in it."""
+    def __init__(self, job: str, floats: int, slots: int, *, rows: bool = False) -> None:
+        """With `rows`, gradients of rows go through shared memory, too.
+
+        Raises OSError when there is no shared memory, or no room in it.
+        """
         self._job = job
         # Arrays beyond MAX_SLOTS are allocated on the heap.
-        self._segment = ShmSegment(job, floats, min(slots, MAX_SLOTS))
+        self._segment = ShmSegment(job, floats, min(slots, MAX_SLOTS), rows=rows)
         self._lenders: dict[int, tuple[Window, Borrowed]] = {}
         self._mapping = ContiguousMapping()
         self.reasons: dict[int, str] = {}
+        self.by_socket = 0  # messages with large frames that found no room in shared memory
         self.buffers = SharedBuffers(floats, self._segment)
 
     def shares_with(self, shard: int) -> bool:
         """Return whether this worker and `shard` have proved that they see each other's memory."""
         return shard in self._lenders
+
+    def take_rows(self, shard: int, size: int) -> NDArray[np.uint8] | None:
+        """Memory that `shard` sees, for `size` bytes of rows; dropping it recycles it.
+
+        None if it shares none, if there is no room, or if the socket is quicker.
+        """
+        if shard not in self._lenders or size < references.LEAST_SHARED_BYTES:
+            return None
+        rows = self._segment.take_rows(size)
+        self.by_socket += rows is None
+        return rows
 
     def place(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         """`array` if it is in the segment, else a copy that is.
@@ -111,16 +126,21 @@ class WorkerSide:
             borrowed.seen,
             borrowed.loans,
         )
+        note = handshake.encode(carried)
         if referring is None:
-            return [handshake.encode(carried), *wire_format.enclose(messages)]
-        return [handshake.encode(carried), *references.enclose(referring)]
+            return [note, *wire_format.enclose(messages)]
+        return [note, *referring.enclose()]
 
     def open(self, shard: int, parts: Parts) -> Parts | None:
         """The parts without their note, with references resolved; None if outdated.
 
         Raises BadMessage.
         """
-        if len(parts) < 2 or not handshake.is_note(parts[0]):
+        if len(parts) < 2:
+            return parts
+        if not handshake.is_note(parts[0]):
+            if shard in self._lenders:
+                self._count_large(parts[1:])
             return parts
         match handshake.decode_from_shard(parts[0]):
             case Accept() as accept:
@@ -129,6 +149,7 @@ class WorkerSide:
                 self._forget(shard)
                 self.reasons[shard] = reason
             case Lent(loan):
+                self._count_large(parts[3:])
                 return self._borrow(shard, loan, parts[1:])
         return parts[1:]
 
@@ -138,6 +159,13 @@ class WorkerSide:
             self._forget(shard)
         self._segment.close()
         shm_files.sweep()  # a shard that was killed cannot do it itself
+
+    def _count_large(self, frames: Parts) -> None:
+        """Count a message if a large frame of it came through the socket."""
+        for frame in frames:
+            if memoryview(frame).nbytes >= references.LEAST_SHARED_BYTES:
+                self.by_socket += 1
+                break
 
     def _on_accept(self, shard: int, accept: Accept) -> None:
         # The number that it read proves which memory the shard sees; in another container it

@@ -88,6 +88,8 @@ class ClusterConnection:
             gradients=gradients,
             patience_s=patience_s,
         )
+        if self.connection.sharing is not None:
+            self.session.encoder.take_rows = self.connection.sharing.take_rows
         weakref.finalize(self, self.connection.close_slow)
         self.links = self.connection.links
         self._faults: list[DownpourError] = []  # not raised yet

@@ -145,11 +145,11 @@ class ShardConnections:
         room.
         """
         near = any(at.startswith("ipc:") for at in self.endpoints)
-        floats = self._cluster.layout.size
-        if not self._transport.shares or not near or not floats:
+        layout = self._cluster.layout
+        if not self._transport.shares or not near:
             return None
         try:
-            return WorkerSide(self._cluster.job, floats, gradients)
+            return WorkerSide(self._cluster.job, layout.size, gradients, rows=bool(layout.sparse))
         except OSError as error:
             if self._transport is Transport.AUTO:
                 return None

@@ -254,6 +254,11 @@ class Links:
         watch = self._watches.get(shard)
         return 0.0 if watch is None else watch.rtt_s
 
+    @property
+    def by_socket(self) -> int:
+        """The large messages to and from shards with shared memory that found no room in it."""
+        return self._sharing.by_socket if self._sharing is not None else 0
+
     def changes(self) -> tuple[set[int], set[int]]:
         """The shards with links that were directed elsewhere since the last call, and those with
         links that were cut and restored: what was in flight on these is lost, or late.

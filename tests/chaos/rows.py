@@ -9,7 +9,7 @@ pattern (record.py): -1, which counts, and minus the push's mark. Two tables get
 - `slots`, under Adagrad, whose rows have slots: the sums of the squares of all gradients. Its first
   column is what pushes of -1 make one after another, whichever these were.
 
-One worker in six pushes and reads no rows, so that its pushes go through shared memory.
+One worker in six pushes and reads no rows.
 """
 
 from collections.abc import Iterator, Sequence

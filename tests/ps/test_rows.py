@@ -242,15 +242,6 @@ def test_tables_are_printed_as_they_are_written() -> None:
     )
 
 
-def test_a_worker_says_where_rows_travel() -> None:
-    """Shared memory carries steps without rows alone, and a worker's description says so."""
-    with (
-        ps.start(tables(), transport="shm") as job,
-        job.worker("w0") as me,
-    ):
-        assert repr(me).endswith("over shm, rows through sockets>")
-
-
 def test_a_job_of_rows_alone() -> None:
     """A job may have no dense table; its rows are resharded with their optimiser state."""
     rows = oracle()

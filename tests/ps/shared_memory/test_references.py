@@ -23,6 +23,7 @@ from ps.server.server import ShardServer
 from ps.shared_memory import handshake, shm_files
 from ps.shared_memory.handshake import Accept, Decline, Lent, Offer, SharedFrames
 from ps.shared_memory.references import Parts
+from ps.shared_memory.segment import REFERENCE_BYTES
 from ps.shared_memory.shard_side import LOANS, ShardSide
 from ps.shared_memory.worker_side import WorkerSide
 from ps.transport.transports import Transport
@@ -269,6 +270,23 @@ def test_what_is_lost_or_late_is_not_read(pair: Pair) -> None:
     assert pair.shard.open(b"a", push) is None
 
 
+def test_frames_elsewhere_travel_beside_references(pair: Pair) -> None:
+    """What is not in the segment arrives in its place; one frame too few or too many is refused."""
+    pair.greet()
+    gradient, small = pair.worker.buffers.take(), np.arange(5, dtype=np.float32)
+    gradient[:] = 7
+    messages = [(PULL, (small, gradient)), (PULL, ()), (PULL, (gradient[:8], small[:0], small[1:]))]
+    parts = pair.worker.seal(0, messages)
+    opened = pair.shard.open(b"a", parts)
+    assert opened is not None
+    disclosed = [frames for _, frames in wire_format.disclose(opened[0], opened[1:])]
+    for (_, frames), came in zip(messages, disclosed, strict=True):
+        assert [bytes(frame) for frame in came] == [frame.tobytes() for frame in frames]
+    for wrong in (parts[:-1], [*parts, b"more"], parts[:2], [*parts[:2], bytes(parts[2])[:-1]]):
+        with pytest.raises(BadMessage, match="references: expected"):
+            pair.shard.open(b"a", list(wrong))
+
+
 def test_what_could_not_be_sent_is_not_lent(pair: Pair) -> None:
     """A worker holds at most the limit, and messages that never left do not count."""
     pair.greet()
@@ -296,7 +314,9 @@ def test_no_bytes_harm(pair: Pair) -> None:
     """Mutated notes, envelopes and references are refused, dropped, or name bytes of a slot."""
     pair.greet()
     gradient = pair.worker.buffers.take()
-    good = [bytes(part) for part in pair.worker.seal(0, [(PULL, (gradient, gradient[:64]))])]
+    frames = gradient, np.ones(9, np.float32), gradient[:64]
+    good = [bytes(part) for part in pair.worker.seal(0, [(PULL, frames)])]
+    assert [len(part) for part in good[2:]] == [3 * REFERENCE_BYTES, 36]
     carried = handshake.decode_from_worker(good[0])
     dice = random.Random(SEED)
     outcomes = set()

@@ -19,6 +19,7 @@ import pytest
 from ps.shared_memory import shm_files
 from ps.shared_memory.segment import (
     PAGE,
+    ROW_SLOTS,
     ContiguousMapping,
     MappedPiece,
     Reference,
@@ -51,24 +52,26 @@ def test_what_is_written_is_read(segment: ShmSegment) -> None:
     for number, array in enumerate(arrays):
         array[:] = np.arange(1500) + 10_000 * number
         cut = [array[:256], array[256:1024], array[1024:]]
-        for part, reference in zip(cut, segment.refer(cut) or [], strict=True):
+        for part in cut:
+            reference = segment.refer(part)
+            assert reference is not None
             found = window.view(Reference.unpack(reference.pack()))
             assert found is not None
             np.testing.assert_array_equal(found.view(np.float32), part)
             assert not found.flags.writeable
     arrays[0][0] = -1  # and no copy
-    (reference,) = segment.refer([arrays[0]]) or []
+    reference = segment.refer(arrays[0])
+    assert reference is not None
     view = window.view(reference)
     assert view is not None
     assert view.view(np.float32)[0] == -1
 
 
 def test_what_lies_elsewhere_is_not_referred_to(segment: ShmSegment) -> None:
-    """Arrays on the heap, bytes, two slots in one message, or no array get no reference."""
-    buffers = SharedBuffers(1500, segment)
-    first, second = buffers.take(), buffers.take()
-    for frames in ([np.zeros(4, np.float32)], [b"bytes"], [first, second], []):
-        assert segment.refer(frames) is None
+    """Arrays on the heap, bytes and empty arrays get no reference."""
+    first = SharedBuffers(1500, segment).take()
+    for frame in (np.zeros(4, np.float32), b"bytes", first[:0]):
+        assert segment.refer(frame) is None
     assert first in segment
     assert np.zeros(4, np.float32) not in segment
 
@@ -77,10 +80,12 @@ def test_a_recycled_slot_voids_old_references(segment: ShmSegment) -> None:
     """A reference to an earlier use of a slot is outdated; one to a later use is refused."""
     buffers, window = SharedBuffers(1500, segment), Window(JOB, segment.name)
     array = buffers.take()
-    (old,) = segment.refer([array]) or []
+    old = segment.refer(array)
+    assert old is not None
     del array
     again = buffers.take()
-    (new,) = segment.refer([again]) or []
+    new = segment.refer(again)
+    assert new is not None
     assert (new.slot, new.generation) == (old.slot, old.generation + 1)
     assert window.view(old) is None
     assert window.view(new) is not None
@@ -91,7 +96,8 @@ def test_a_recycled_slot_voids_old_references(segment: ShmSegment) -> None:
 def test_no_reference_reaches_outside_its_slot(segment: ShmSegment) -> None:
     """Random and extreme numbers are refused, or give exactly the bytes of one slot."""
     window, array = Window(JOB, segment.name), segment.allocate(1500)
-    (good,) = segment.refer([array]) or []
+    good = segment.refer(array)
+    assert good is not None
     dice = random.Random(SEED)
     edges = [0, 1, 4, PAGE, segment.stride, 3 * segment.stride, 2**31, 2**32, 2**63, 2**64 - 1]
     for _ in range(20_000):
@@ -109,6 +115,65 @@ def test_no_reference_reaches_outside_its_slot(segment: ShmSegment) -> None:
     for junk in (b"", b"x" * 31, b"x" * 33):
         with pytest.raises(BadMessage, match="reference: expected 32 bytes"):
             Reference.unpack(junk)
+
+
+def test_slots_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of any size are read where they were written; a slot grows, and is used again.
+
+    What exceeds a slot, and what there is no slot for, gets no memory.
+    """
+    monkeypatch.setattr("ps.shared_memory.segment.ROW_SLOT_BYTES", 256 << 10)
+    for floats, slots in ((1500, 3), (0, 3)):
+        segment = ShmSegment(JOB, floats, slots, rows=True)
+        window, weights = Window(JOB, segment.name), segment.allocate(floats)
+        assert (segment.refer(weights) is None) == (not floats)
+        taken, references = [], []
+        for number in range(ROW_SLOTS):
+            rows = segment.take_rows(1000 + 4000 * number)
+            assert rows is not None
+            rows[:] = number
+            reference = segment.refer(rows[8:])
+            assert reference is not None
+            view = window.view(reference)
+            assert view is not None
+            assert (view.nbytes, view.min(), view.max()) == (992 + 4000 * number, number, number)
+            assert not view.flags.writeable
+            taken.append(rows)
+            references.append(reference)
+        first = 3 * bool(floats)
+        assert [reference.slot for reference in references] == list(range(first, first + ROW_SLOTS))
+        assert segment.take_rows(1000) is None, "each slot is in use"
+        assert [(rows.min(), rows.max()) for rows in taken] == [(n, n) for n in range(ROW_SLOTS)]
+        del rows, taken[-1]
+        assert segment.take_rows((256 << 10) + 1) is None
+        again = segment.take_rows(256 << 10)
+        assert again is not None
+        new = segment.refer(again)
+        assert new is not None
+        assert window.view(new) is not None
+        assert window.view(references[-1]) is None, "an earlier use of the slot"
+        segment.close()
+        assert segment.take_rows(1000) is None
+    assert not there()
+
+
+def test_memory_for_rows_that_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that cannot grow is not given out, and a smaller message finds room in it."""
+    segment = ShmSegment(JOB, 0, 1, rows=True)
+    assert segment.take_rows(100_000) is not None
+    real = os.posix_fallocate
+
+    def full(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert segment.take_rows(1_000_000) is None
+    smaller = segment.take_rows(100_000)
+    assert smaller is not None
+    assert segment.take_rows(8192) is None
+    monkeypatch.setattr(os, "posix_fallocate", real)
+    assert segment.take_rows(1_000_000) is not None
+    segment.close()
 
 
 def test_only_its_user_may_open_it(segment: ShmSegment) -> None:
@@ -151,7 +216,8 @@ def test_a_closed_segment_leaves_no_name() -> None:
     """Its arrays stay valid, here and in windows; new ones come from the heap."""
     segment = ShmSegment(JOB, 100, 2)
     array, window = segment.allocate(100), Window(JOB, segment.name)
-    (reference,) = segment.refer([array]) or []
+    reference = segment.refer(array)
+    assert reference is not None
     assert not window.owner_is_gone()
     segment.close()
     segment.close()
@@ -202,7 +268,8 @@ def test_slots_side_by_side() -> None:
     def lay(order: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
         tiles = []
         for index in order:
-            (reference,) = owners[index].refer([arrays[index]]) or []
+            reference = owners[index].refer(arrays[index])
+            assert reference is not None
             view = windows[index].view(reference)
             assert view is not None
             tile = windows[index].tile([view])
