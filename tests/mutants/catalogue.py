@@ -100,6 +100,8 @@ def caught(name: str, seeds: int = SEEDS) -> SimulationOutcome | None:
     kind of cluster.
     """
     own = [one for one in map(scenarios.load, SCENARIOS) if one.mutant == name]
-    runs = iter(own) if own else (swarm(n, cluster=find(name).cluster) for n in range(seeds))
+    mutant = find(name)
+    order = sorted(range(seeds), key=lambda seed: seed != mutant.seed)
+    runs = iter(own) if own else (swarm(seed, cluster=mutant.cluster) for seed in order)
     with planted(name):
         return next((end for end in map(play, runs) if end.violation), None)

@@ -42,7 +42,7 @@ def a_buffer_keeps_what_it_has_applied(patch: Patch) -> None:
     patch.setattr(DensePart, "take_buffer", take_buffer)
 
 
-@MUTANTS.add(ClusterConfig.LOGGED, Promise.RECOVERY)
+@MUTANTS.add(ClusterConfig.LOGGED, Promise.RECOVERY, seed=58)
 def a_restored_buffer_counts_from_zero(patch: Patch) -> None:
     def restore(self: ParameterStore, saved: SavedProgress, arrays: Any) -> None:
         original(self, replace(saved, buffered=0), arrays)
@@ -51,17 +51,17 @@ def a_restored_buffer_counts_from_zero(patch: Patch) -> None:
     patch.setattr(ParameterStore, "restore", restore)
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS, seed=50)
 def the_last_worker_leaves_a_buffer_behind(patch: Patch) -> None:
     patch.setattr(Updates, "flush", lambda _: None)
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL, seed=67)
 def a_stale_push_counts_in_full(patch: Patch) -> None:
     patch.setattr(StaleLimit, "factor", lambda *_: 1.0)
 
 
-@MUTANTS.add(ClusterConfig.LOGGED, Promise.SERIAL)
+@MUTANTS.add(ClusterConfig.LOGGED, Promise.SERIAL, seed=31)
 def a_push_at_the_limit_is_dropped(patch: Patch) -> None:
     def drops(self: StaleLimit, staleness: int) -> bool:
         return self.drop and staleness >= self.after
@@ -69,7 +69,7 @@ def a_push_at_the_limit_is_dropped(patch: Patch) -> None:
     patch.setattr(StaleLimit, "drops", drops)
 
 
-@MUTANTS.add(ClusterConfig.REPLICATED, Promise.DURABLE)
+@MUTANTS.add(ClusterConfig.REPLICATED, Promise.DURABLE, seed=56)
 def a_dropped_push_is_not_recorded(patch: Patch) -> None:
     def drop(self: Updates, one: Arrived, now: float) -> Applied:
         before = self._parameters.version

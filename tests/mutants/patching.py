@@ -34,23 +34,27 @@ class Patch:
 
 
 class Mutant(NamedTuple):
-    """The function that patches the code, the cluster in which it shows, the promise it breaks."""
+    """The function that patches the code, the cluster in which it shows, the promise it breaks.
+
+    `seed` is played first: one that shows a rare mutant saves the search from 0.
+    """
 
     plant: Callable[[Patch], None]
     cluster: ClusterConfig
     promise: Promise
+    seed: int = 0
 
 
 class Mutants(dict[str, Mutant]):
     """The mutants of one file, by name."""
 
     def add(
-        self, cluster: ClusterConfig, promise: Promise
+        self, cluster: ClusterConfig, promise: Promise, seed: int = 0
     ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
         """Register the decorated function under its name."""
 
         def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-            self[plant.__name__] = Mutant(plant, cluster, promise)
+            self[plant.__name__] = Mutant(plant, cluster, promise, seed)
             return plant
 
         return register

@@ -27,7 +27,7 @@ from tests.mutants.patching import Mutants, Patch
 MUTANTS = Mutants()
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.ONE_CUT)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.ONE_CUT, seed=140)
 def a_cut_ignores_pushes_that_other_shards_have(patch: Patch) -> None:
     patch.setattr(Ledger, "short_of", lambda *_: False)
 

@@ -17,7 +17,7 @@ from tests.mutants.patching import Mutants, Patch
 MUTANTS = Mutants()
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.NO_SURPRISE)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.NO_SURPRISE, seed=15)
 def a_rollback_is_not_reported(patch: Patch) -> None:
     def hello(self: WorkerRequests, *arguments: Any) -> Any:
         welcome, *others = original(self, *arguments)

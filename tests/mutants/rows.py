@@ -99,7 +99,7 @@ def one_half_of_a_split_push_counts_twice(patch: Patch) -> None:
     patch.setattr(PayloadEncoder, "_encode", encode)
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL, seed=88)
 def a_move_loses_a_row(patch: Patch) -> None:
     """A reshard leaves out the last row of each range of buckets."""
 
@@ -110,7 +110,7 @@ def a_move_loses_a_row(patch: Patch) -> None:
     patch.setattr(repartition, "_cut_rows", cut)
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL, seed=27)
 def a_mean_leaves_out_pushes_without_the_row(patch: Patch) -> None:
     """The mean of a round divides by the pushes with rows, and not by all of them."""
 

@@ -75,7 +75,7 @@ def a_new_incarnation_begins_after_the_smallest_push(patch: Patch) -> None:
     patch.setattr(Membership, "_record_report", record)
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS, seed=15)
 def a_shard_waits_for_the_pushes_of_a_dead_incarnation(patch: Patch) -> None:
     """The next incarnation begins after them, and the shard refuses its pushes for the gap."""
     patch.setattr(Ledger, "skip_to", lambda *_: 0)

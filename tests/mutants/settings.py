@@ -18,7 +18,7 @@ from tests.mutants.patching import Mutants, Patch
 MUTANTS = Mutants()
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS, seed=93)
 def a_raised_bound_opens_nothing(patch: Patch) -> None:
     def dispatch(self: Shard, sender: bytes, message: Any, *rest: Any) -> list[Outgoing]:
         if isinstance(message, ChangeSettings):
@@ -39,7 +39,7 @@ def a_change_is_answered_before_earlier_pulls(patch: Patch) -> None:
     patch.setattr(Shard, "handle_together", handle_together)
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.SETTINGS)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SETTINGS, seed=23)
 def a_late_change_undoes_a_newer_one(patch: Patch) -> None:
     def change(self: AdminRequests, message: ChangeSettings, now: float) -> Answer:
         answer = original(self, message, now)

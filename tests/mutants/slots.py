@@ -35,7 +35,7 @@ def a_repeated_push_advances_the_slots(patch: Patch) -> None:
     patch.setattr(WorkerRequests, "examine", examine)
 
 
-@MUTANTS.add(ClusterConfig.LOGGED, Promise.RECOVERY)
+@MUTANTS.add(ClusterConfig.LOGGED, Promise.RECOVERY, seed=58)
 def a_base_lacks_the_slots(patch: Patch) -> None:
     def state_of(shard: Shard, number: int) -> Any:
         copy = shard.copy()

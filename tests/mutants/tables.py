@@ -39,7 +39,7 @@ def a_push_counts_for_every_table(patch: Patch) -> None:
     patch.setattr(ParameterStore, "apply", apply)
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL, seed=110)
 def a_move_forgets_how_often_each_table_was_updated(patch: Patch) -> None:
     def recut(states: Sequence[ShardState], *maps: Any) -> list[ShardState]:
         return [
