@@ -22,7 +22,6 @@ from functools import partial, wraps
 from os import getpid
 from pathlib import Path
 from threading import RLock
-from types import TracebackType
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -30,8 +29,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from ps import path_checks
+from ps.client_context import ClientContext
 from ps.cluster import Cluster, cluster_of
-from ps.process_owner import BoundToProcess, Opener
 from ps.session import events, reshard_client
 from ps.session.compression import Compression, by_table
 from ps.session.flow_control import MIN_IN_FLIGHT, FlowControl, PrefetchTable, PullKey, Times
@@ -85,7 +84,7 @@ def _by_one_thread(
     return call_guarded
 
 
-class Client(BoundToProcess):
+class Client(ClientContext):
     """One worker's connection to every shard of a job.
 
     `cluster` is the description of the shards, or the path of a file that `Cluster.save` wrote.
@@ -95,14 +94,13 @@ class Client(BoundToProcess):
     (ps/transport/striping.py) follow from the measured link unless they are given.
 
     `rolled_back` holds the last rollback of each shard that died and was restored from its
-    autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks.
+    autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks, and
+    `dropped` those that came too late.
     `on_pushed` is called with each push that every shard has acknowledged. `own_state` is called
     when a snapshot wants this worker's state: it returns what the caller keeps between pushes, or
     None to be called again later. `check` is called when an answer is late: it may raise the reason
     why none will come.
     """
-
-    _is_a, _instead = "a client", "make a worker of ps.connect there"
 
     def __init__(
         self,
@@ -133,13 +131,13 @@ class Client(BoundToProcess):
         argument_checks.function(
             "allocate", allocate, "a function from a number of floats to an array"
         )
-        self.worker, self.incarnation = worker, incarnation
-        self.opener = Opener()
+        super().__init__(worker)
+        self.incarnation = incarnation
         self._user = RLock()  # held by the thread that is in a call
         self.layout, self.times = cluster.layout, Times()
         self._tables = cluster.layout.names
         self._size = cluster.layout.size  # kept, because `size` sums over the tensors
-        self.duplicates = self.staleness = self.clock = self.step = self.lost = 0
+        self.duplicates = self.staleness = self.clock = self.step = self.lost = self.dropped = 0
         self.rolled_back: dict[int, events.RolledBack] = {}
         self.rtt_s = self._wait_s = 0.0
         self._pushed_at = Times()  # the times at the last push
@@ -147,7 +145,7 @@ class Client(BoundToProcess):
         self._arenas = ClientBuffers(cluster.layout, allocate)
         self._pulled: PulledWeights | None = None
         self._first_epoch = cluster.map.epoch
-        self._leaving = self._departed = self._closed = False
+        self._leaving = self._departed = False
         self.on_pushed: Callable[[events.Pushed], None] | None = None
         self.own_state: Callable[[], OwnState | None] = lambda: NO_STATE
         self.check: Callable[[], None] = lambda: None
@@ -214,13 +212,43 @@ class Client(BoundToProcess):
         started, before = self._enter(Pull), self.times.serialise_s
         if not self._prefetched.holds_next(key):
             self._current.send(self._ask(key, time.monotonic()))
+        return self._receive(key, started, before, copy=copy, timeout_s=timeout_s)
+
+    @_by_one_thread
+    def take(self, clock: int, tables: Sequence[str], *, wait: bool) -> PulledWeights | None:
+        """The weights of some tables that were requested for `clock`, once they have arrived.
+
+        Without `wait` None stands for weights under way. What was not requested is requested now,
+        as after a restart. Unlike `pull`, it cancels no request for an earlier clock: each table
+        has its own.
+        """
+        key = PullKey(clock, self.layout.select(tables).names)
+        started, before = self._enter(None), self.times.serialise_s
+        if key not in self._prefetched:
+            self._current.send(self._ask(key, time.monotonic()))
+        if not wait and not self._prefetched.has(key):
+            self.poll()
+            if not self._prefetched.has(key):
+                return None
+        return self._receive(key, started, before)
+
+    def _receive(
+        self,
+        key: PullKey,
+        started: float,
+        before: float,
+        *,
+        copy: bool = False,
+        timeout_s: float | None = None,
+    ) -> PulledWeights:
+        """Wait for requested weights; the call `started` when `serialise_s` was `before`."""
         while (pulled := self._prefetched.take(key)) is None:
             if timeout_s is None:
                 self._turn()
             elif (left_s := started + timeout_s - time.monotonic()) > 0:
                 self._turn(left_s)
             else:
-                raise self.session.make_clock_timeout(at, timeout_s)
+                raise self.session.make_clock_timeout(key.clock, timeout_s)
         took = time.monotonic() - started - (self.times.serialise_s - before)
         self._wait_s = min(took, pulled.waited_s)
         self.times.waited_s += self._wait_s
@@ -263,6 +291,9 @@ class Client(BoundToProcess):
         samples: int = 0,
         loss: float = 0.0,
         prefetch: int | None = None,
+        prefetch_tables: Sequence[str] | None = None,
+        tokens: int = 0,
+        window: int = 0,
     ) -> None:
         """Send the gradient of `steps` steps. Waits only while `in_flight` earlier pushes are
         unacknowledged.
@@ -276,7 +307,8 @@ class Client(BoundToProcess):
         computed from (default: the last pull's). The worker's clock rises by `ticks` (default: by
         `steps`), which is 1 for a clock that counts windows of steps. `prefetch` is a clock: the
         weights for it, which include this push, are requested in the same message, so both cost one
-        round trip.
+        round trip; `prefetch_tables` are the tables to request (default: all). `tokens` and
+        `window` are those of a report to a quorum (shards/messages.py).
 
         Raises BadInput when the array does not fit, or when a shard has refused the content of an
         earlier push. That shard applies nothing of the earlier push; the next push may follow.
@@ -286,7 +318,9 @@ class Client(BoundToProcess):
                 raise BadInput("push", expected="a pull before the first push", got="none")
             read_versions = self._pulled.versions
         ticks = steps if ticks is None else ticks
-        assert 1 <= ticks <= steps <= MAX_STEPS, f"a push of {steps} steps and {ticks} ticks"
+        # Of several reports at the end of a plan the first counts all its steps.
+        assert ticks >= 1, f"a push of {ticks} ticks"
+        assert 0 <= steps <= MAX_STEPS, f"a push of {steps} steps"
         started, before = self._enter(Push), self.times.serialise_s
         if self._current.session.pending_pushes:
             self._await_room(self._pacing.room)
@@ -304,13 +338,15 @@ class Client(BoundToProcess):
             loss=loss,
             times=self.times.since(self._pushed_at, self.rtt_s, self._wait_s),
             now=now,
+            tokens=tokens,
+            window=window,
         )
         self._pushed_at = structs.replace(self.times)
         self._pacing.pushes.record_send(request, now)
         self.clock += ticks
         self.step += steps
         if prefetch is not None:
-            key = PullKey(prefetch, self._tables)
+            key = PullKey(prefetch, tuple(prefetch_tables or self._tables))
             if key not in self._prefetched:
                 sends += self._ask(key, now)
         self._current.send(sends)
@@ -403,11 +439,6 @@ class Client(BoundToProcess):
         return self._compresses
 
     @property
-    def closed(self) -> bool:
-        """True if the connections are dropped."""
-        return self._closed
-
-    @property
     def versions(self) -> tuple[int, ...]:
         """Each shard's version when it registered this worker."""
         return self._current.session.versions
@@ -448,20 +479,6 @@ class Client(BoundToProcess):
         self._current.close()
         if self._residual_writer is not None:
             self._residual_writer.close()
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def _write_residual(self) -> None:
         """Write this worker's state for a snapshot of the shards, in the background."""
@@ -542,23 +559,6 @@ class Client(BoundToProcess):
             self._write_residual()
         return now
 
-    def check_process(self) -> None:
-        """Raise BadInput in a fork of the process that opened the client."""
-        try:
-            self.opener.check(f"worker {self.worker}", "open another with job.worker(...)")
-        except BadInput as error:
-            error.worker = self.worker
-            raise
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise self._misuse_error("it is closed")
-
-    def _misuse_error(self, text: str) -> BadInput:
-        error = BadInput(f"worker {self.worker}: {text}")
-        error.worker = self.worker
-        return error
-
     def _turn(self, timeout: float | None = None) -> None:
         """Wait up to `timeout` seconds for the next arrival or deadline, and handle it."""
         connection = self._current
@@ -584,6 +584,7 @@ class Client(BoundToProcess):
                 if self.on_pushed is not None:
                     self.on_pushed(event)
                 self.duplicates += event.duplicates > 0
+                self.dropped += event.dropped > 0
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s
                 self._pacing.pushes.record_answer(event.request, now, listening=listening)

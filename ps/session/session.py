@@ -161,6 +161,8 @@ class Session:
         times: PushTimes = _NO_TIMES,
         now: float,
         plain: bool = False,
+        tokens: int = 0,
+        window: int = 0,
     ) -> tuple[int, list[Send]]:
         """Send a gradient; `Pushed` follows.
 
@@ -170,8 +172,9 @@ class Session:
 
         `read_versions` are the versions, one per shard, of the weights that it was computed from.
         `clock` and `step` are the worker's once it is applied. The arrays must not change until
-        `Pushed`, unless the push is compressed; `plain` sends it uncompressed. Raises BadInput when
-        the gradient does not fit the tables, or a shard would refuse it.
+        `Pushed`, unless the push is compressed; `plain` sends it uncompressed. `tokens` and
+        `window` are those of a report (messages.py). Raises BadInput when the gradient does not
+        fit the tables, or a shard would refuse it.
         """
         gradients = self.encoder.tables(gradient)
         if len(read_versions) != len(self._shards):
@@ -216,6 +219,8 @@ class Session:
                 times.compute_s,
                 times.data_s,
                 times.network_s,
+                tokens,
+                window,
             )
             # Recorded for every shard, but sent only where this worker has joined; the others get
             # it after their Join.

@@ -18,6 +18,7 @@ from ps.job_spec import reshard_specs, shard_specs
 from ps.launch.processes import process_shards
 from ps.launch.threads import local_shards
 from ps.resharding import reshard
+from ps.session.flow_control import PullKey
 from ps.snapshots.manifest import load_snapshot, save_snapshot
 from shards.spec import TableSpec
 
@@ -77,6 +78,30 @@ def test_a_push_and_a_pull_may_name_any_of_the_tables(shards: int, transport: st
             views = cluster.layout.views(admin.read())
             assert set(views["head"]["b"].reshape(-1).tolist()) == {-3}
             assert {status.version for status in admin.status()} == {4}
+
+
+def test_tables_are_taken_each_at_its_own_time() -> None:
+    """Requested with pushes at different clocks, each is taken when it has come, in any order."""
+    with local_shards(specs_of(2)) as cluster, Client(cluster, worker="w") as client:
+        first = client.pull()
+        for name in ("body", "head"):
+            client.push(
+                {name: BOTH[name]},
+                read_versions=first.versions,
+                prefetch=client.clock + 1,
+                prefetch_tables=(name,),
+            )
+        head = client.take(2, ("head",), wait=True)
+        assert head is not None
+        assert taken(head) == {"head": [-1]}
+        came = client.wait(lambda: client._prefetched.has(PullKey(1, ("body",))), PATIENCE_S)
+        assert came, "the pull for an earlier clock was cancelled"
+        body = client.take(1, ("body",), wait=False)
+        assert body is not None
+        assert taken(body) == {"body": [-1]}
+        again = client.take(2, ("body",), wait=True)  # requested by this call, as after a restart
+        assert again is not None
+        assert taken(again) == {"body": [-1]}
 
 
 def test_what_does_not_fit_is_refused() -> None:

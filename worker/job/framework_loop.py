@@ -18,18 +18,18 @@ from ps.client import Client
 from shards import argument_checks
 from shards.errors import BadInput
 from shards.messages import MAX_SAMPLES
-from shards.tables import DenseTable
+from shards.tables import DenseTable, Layout
 from worker.job.options import MAX_COUNT
 from worker.strategies import Strategy
 from worker.training.context import Context
-from worker.training.own_loop import only_table, plan_for
+from worker.training.fragment_machine import build_machine
+from worker.training.own_loop import layout_for, plan_for
 from worker.training.step_machine import (
     BatchesRead,
     ComputeGradient,
     GradientComputed,
     Plan,
     ReadBatches,
-    StepMachine,
 )
 from worker.training.training_loop import ClientDriver
 from worker.training.worker_state import Continued, restore_state
@@ -38,27 +38,36 @@ Floats = NDArray[np.float32]
 
 
 class LoopWorker(NamedTuple):
-    """A worker of a job with one table, and what the adapter of a loop needs to know of it.
+    """A worker of a job, and what the adapter of a loop needs to know of it.
 
-    `rows` returns the number of rows that have been read for the loop so far.
+    There are several tables only where the strategy exchanges each by itself. `rows` returns the
+    number of rows that have been read for the loop so far.
     """
 
     job: ps.Job
     client: Client
-    table: DenseTable
+    layout: Layout
     plan: Plan
     restart_state: Continued
     rows: Callable[[], int]
+
+    @property
+    def table(self) -> DenseTable:
+        """The only table; raises BadInput if there are several."""
+        if len(self.layout.tables) > 1:
+            raise BadInput(
+                "wrap", expected="a job with one dense table", got=", ".join(self.layout.names)
+            )
+        return self.layout.tables[0]
 
 
 def worker_of(label: str, ctx: Context) -> LoopWorker:
     """The worker of `worker.run` that `ctx` describes; raises BadInput, naming `label`."""
     argument_checks.instance(f"{label}: ctx", ctx, Context, "a worker.Context")
-    name, dense = only_table(label, ctx.job)
+    layout, _ = layout_for(label, ctx.job, ctx.plan.strategy)
     restart_state = ctx.restart_state.between_windows(ctx.plan.strategy.keeps)
-    table = dense.table(name)
     return LoopWorker(
-        ctx.job, ctx.worker.client, table, ctx.plan, restart_state, lambda: ctx.samples
+        ctx.job, ctx.worker.client, layout, ctx.plan, restart_state, lambda: ctx.samples
     )
 
 
@@ -104,13 +113,13 @@ def join_job(
     It finishes with the block, unless by an error. The options are those of `worker.loop`.
     """
     argument_checks.instance("job", job, ps.Job, "a ps.Job")
-    table, plan = plan_for(
+    layout, plan = plan_for(
         "join", job, steps=steps, strategy=strategy, workers=workers, seed=0, prefetch=prefetch
     )
     with job.worker(name, incarnation=incarnation, **options) as me:
         restart_state = restore_state(me.client, plan.strategy, snapshots=options.get("keep"))
         restart_state = restart_state.between_windows(plan.strategy.keeps)
-        adapter = make(LoopWorker(job, me.client, table, plan, restart_state, lambda: 0))
+        adapter = make(LoopWorker(job, me.client, layout, plan, restart_state, lambda: 0))
         yield adapter
         adapter.finish()
 
@@ -153,9 +162,9 @@ class LoopSteps:
         self._rows = rows
         self._rows_before = rows()
         self._show = show
-        machine = StepMachine(
+        machine = build_machine(
             plan,
-            me.table,
+            me.layout,
             worker=client.worker,
             clock=client.clock,
             step=client.step,

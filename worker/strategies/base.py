@@ -34,6 +34,21 @@ USUAL = "usual"  # in place of a staleness bound: the one that suits the strateg
 Floats = NDArray[np.float32]
 
 
+class Fragment(msgspec.Struct, array_like=True):
+    """The exchange of one dense table.
+
+    `versions` are those of the pull that brought it, since when it has been trained for `window`
+    steps on `tokens` samples. `requested` is the clock for which it is requested, None if it is
+    not, and `waited` counts the steps since.
+    """
+
+    versions: tuple[int, ...] = ()
+    window: int = 0
+    tokens: int = 0
+    requested: int | None = None
+    waited: int = 0
+
+
 class Local(msgspec.Struct):
     """The state of one worker between steps; arrays are flat float32 of the table's size.
 
@@ -48,6 +63,9 @@ class Local(msgspec.Struct):
     `segments` and `decay` are the table's multipliers and the weight decay, for `descend`. With an
     `optimizer` of the user's own, that one takes the step from `weights`, and returns where it led:
     an array of its own, which it changes again at the next step.
+
+    Of a model in fragments `pulled` holds each as it was received last, and `weights` are always
+    the worker's own.
     """
 
     weights: Floats
@@ -63,6 +81,7 @@ class Local(msgspec.Struct):
     segments: tuple[RateRun, ...] = ()
     decay: Decay = Decay()
     optimizer: Callable[[], Floats] | None = None
+    fragments: list[Fragment] = []
     _buffers: list[Floats] = []
     _multipliers: Floats | None = None
 
@@ -141,12 +160,15 @@ class Local(msgspec.Struct):
         """The arrays by name, copied, and the counters: all that `restore` needs."""
         arrays = {"weights": self.weights, "pulled": self.pulled, **self.slots}
         counters = {name: getattr(self, name) for name in _COUNTERS}
+        counters["fragments"] = msgspec.to_builtins(self.fragments)
         return {name: array.copy() for name, array in arrays.items()}, counters
 
     @classmethod
     def restore(cls, arrays: dict[str, Floats], counters: dict[str, Any]) -> "Local":
         """The state that `save` returned."""
         slots = {name: array for name, array in arrays.items() if name not in _ARRAYS}
+        fragments = msgspec.convert(counters.get("fragments", []), list[Fragment])
+        counters = {**counters, "fragments": fragments}
         return cls(arrays["weights"], arrays["pulled"], slots=slots, **counters)
 
     def between_windows(self, keeps: Collection[str]) -> "Local":
@@ -187,6 +209,8 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True, meta
     """Whether weights are pulled right before each push; `fetches` then matters only at first."""
     takes_optimizer: ClassVar[bool] = False
     """Whether its local steps are those of a rule, which an optimiser can take the place of."""
+    fragmented: ClassVar[bool] = False
+    """Whether each dense table is pushed and pulled by itself, so that there may be several."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """The slots that outlive a push, which a worker loses when it is restarted."""
 
@@ -233,6 +257,9 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True, meta
                 f"{f' and fetching every {fetch}' if fetch > 1 else ''}"
                 f"{' with prefetch' if prefetch else ''} needs at least {least}, got {bound}"
             )
+
+    def check_fragments(self, count: int) -> None:
+        """Raise BadInput if the strategy cannot exchange this number of dense tables."""
 
     def suitable_bound(self, prefetch: bool = False) -> int | None:
         """The staleness bound of a job that names none: the usual one, unless its options, such as

@@ -74,5 +74,10 @@ class PacedWindows(OuterMomentum, frozen=True, kw_only=True):
         if not self.speeds:
             return self
         fastest = max(self.speeds.values())
-        steps = max(1, floor(self.h * self.speeds.get(name, fastest) / fastest))
-        return structs.replace(self, h=steps, speeds={})
+        steps = floor(self.h * self.speeds.get(name, fastest) / fastest)
+        return structs.replace(self, h=max(self.least_steps, steps), speeds={})
+
+    @property
+    def least_steps(self) -> int:
+        """The fewest steps that the slowest worker takes between two pushes."""
+        return 1

@@ -28,7 +28,7 @@ from shards import argument_checks
 from shards.errors import BadInput
 from worker.data.feed import ColumnBatches, RowFeed, select_columns
 from worker.data.parameters_file import refuse_rows, write_parameters
-from worker.training.own_loop import FunctionModel, Gradient, only_table
+from worker.training.own_loop import FunctionModel, Gradient, layout_for
 from worker.training.step_machine import Plan
 from worker.training.training_loop import WorkerReport, train_worker
 from worker.training.worker_state import Continued, restore_state
@@ -181,15 +181,16 @@ class Context:
 
         `gradient(params, batch)` returns the loss and the gradient, in the structure of the
         parameters. `steps` counts over all attempts; None is the job's `max_iter`. Rows are read as
-        by `batches`. Raises BadInput for a job with several tables.
+        by `batches`. Raises BadInput for a job with several tables, unless the strategy exchanges
+        each by itself.
         """
         plan = self.plan
         if steps is not None:
             plan = msgspec.structs.replace(
                 plan, steps=argument_checks.whole("loop: steps", steps, 1)
             )
-        name, dense = only_table("loop", self.job)
-        model = FunctionModel(dense.table(name), self.job, gradient)
+        layout, _ = layout_for("loop", self.job, plan.strategy)
+        model = FunctionModel(layout, self.job, gradient)
         client, self.lost = self.worker.client, self.restart_state.lost
         first = client.step - self._first_step + self.restart_state.steps
         batches = self._batches(first, batch_size, epochs, columns, ragged)
@@ -364,6 +365,7 @@ def run_function(
             network_s=times.network_s,
             serialise_s=times.serialise_s,
             duplicates=me.client.duplicates,
+            dropped=me.client.dropped,
             transports=me.client.transports,
             lost=ctx.lost,
         )

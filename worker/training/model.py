@@ -29,17 +29,8 @@ Batch = Mapping[str, NDArray[Any]]
 """Columns by name, arrays with the batch as leading axis: "data" (n, c, h, w), "label" (n,)."""
 
 
-class Model(Protocol):
+class Differentiable(Protocol):
     """A loss as a function of weights and a batch, and its gradient."""
-
-    @property
-    def table(self) -> DenseTable:
-        """The parameters: their names, shapes and places in the arena."""
-        ...
-
-    def initial(self, seed: int) -> NDArray[np.float32]:
-        """A new arena of initial weights; equal seeds give equal weights."""
-        ...
 
     def gradient(
         self,
@@ -55,6 +46,19 @@ class Model(Protocol):
         Both arenas are float32 of the table's size; padding becomes zero. Random numbers (dropout)
         depend on `step` and `seed` alone, so that a repeated step gives the same gradient.
         """
+        ...
+
+
+class Model(Differentiable, Protocol):
+    """A model that knows its parameters and their first values."""
+
+    @property
+    def table(self) -> DenseTable:
+        """The parameters: their names, shapes and places in the arena."""
+        ...
+
+    def initial(self, seed: int) -> NDArray[np.float32]:
+        """A new arena of initial weights; equal seeds give equal weights."""
         ...
 
 
@@ -165,7 +169,7 @@ def check_start(model: Model, start: object) -> NDArray[np.float32]:
     )
 
 
-def check_loss(model: Model, loss: Any) -> float:
+def check_loss(model: Differentiable, loss: Any) -> float:
     """The result of the model's `gradient` as a float; raises BadInput unless it is a number."""
     label = f"model {type(model).__name__}: the loss that `gradient` returns"
     return argument_checks.loss_of(label, loss)

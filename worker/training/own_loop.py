@@ -25,7 +25,7 @@ from shards import argument_checks
 from shards.errors import BadInput
 from shards.plurals import format_count
 from shards.rules import Decay
-from shards.tables import DenseTable
+from shards.tables import Layout
 from worker.strategies import Strategy, strategy_of
 from worker.strategies.base import USUAL
 from worker.training.model import Batch, check_loss
@@ -66,6 +66,7 @@ def start(
     half = chosen.for_shards(workers, prefetch=chosen.plain)
     for table in described.sparse:
         half.check_rows(table)
+    chosen.check_fragments(len(described.dense))
     for table, dense in described.items():
         for notice in chosen.notices(workers, dense.rule):
             logger("worker", table=table).warning("%s", notice)
@@ -109,15 +110,15 @@ def loop(
     The rate and the weight decay of steps on the worker's own weights are those of the job's table.
     `prefetch` requests weights a step ahead. Further options are those of `ps.Job.worker`: with
     `keep`, the place of the job's snapshots, a restarted worker continues with what its strategy
-    keeps between pushes, as the newest of them has it. Raises BadInput for a job with several
-    tables.
+    keeps between pushes, as the newest of them has it. With several tables `params` is a dict of
+    them; raises BadInput for these unless the strategy exchanges each by itself.
     """
     argument_checks.instance("job", job, ps.Job, "a ps.Job")
     batch_iterator = iter(argument_checks.iterable("batches", batches, "an iterable of batches"))
-    table, plan = plan_for(
+    layout, plan = plan_for(
         "loop", job, steps=steps, strategy=strategy, workers=workers, seed=seed, prefetch=prefetch
     )
-    model = FunctionModel(table, job, gradient)
+    model = FunctionModel(layout, job, gradient)
     with job.worker(name, incarnation=incarnation, patience_s=patience_s, **options) as me:
         # The batches begin at the window that was under way.
         state = restore_state(me.client, plan.strategy, snapshots=options.get("keep"))
@@ -135,6 +136,31 @@ def only_table(label: str, job: ps.Job) -> tuple[str, ps.Dense]:
     return name, dense
 
 
+def layout_for(label: str, job: ps.Job, strategy: Strategy) -> tuple[Layout, ps.Dense]:
+    """The dense tables that the worker of a job trains, and one of them: all have its settings.
+
+    Raises BadInput, naming `label`, for several where the strategy takes one, and for tables of
+    different rates or decays, since a worker steps on all of them by one rule.
+    """
+    if not strategy.fragmented:
+        name, dense = only_table(label, job)
+        return Layout((dense.table(name),)), dense
+    for table in job.tables.sparse:
+        strategy.server(1).check_rows(table)
+    strategy.check_fragments(len(job.tables.dense))
+    first_name, first = next(iter(job.tables.dense.items()))
+    for name, dense in job.tables.dense.items():
+        if (dense.rate, dense.decay) != (first.rate, first.decay):
+            raise BadInput(
+                f"{label}: table {name}",
+                expected=f"the rate and decay of table {first_name}: strategy {strategy.name} "
+                "steps on all tables together",
+                got="others",
+            )
+    tables = tuple(dense.table(name) for name, dense in job.tables.dense.items())
+    return Layout(tables), first
+
+
 def plan_for(
     label: str,
     job: ps.Job,
@@ -144,14 +170,14 @@ def plan_for(
     workers: int,
     seed: int,
     prefetch: bool,
-) -> tuple[DenseTable, Plan]:
-    """The only table of a running job, and the plan of each of its workers.
+) -> tuple[Layout, Plan]:
+    """The tables of a running job, and the plan of each of its workers.
 
-    Raises BadInput, naming `label`, for several tables, and for another strategy or another number
-    of workers than the job's.
+    Raises BadInput, naming `label`, as `layout_for` does, and for another strategy or another
+    number of workers than the job's.
     """
-    name, dense = only_table(label, job)
     chosen = strategy_of_job(label, job, strategy, workers)
+    layout, dense = layout_for(label, job, chosen)
     plan = Plan(
         steps=steps,
         seed=seed,
@@ -161,7 +187,7 @@ def plan_for(
         decay=dense.decay if chosen.server(workers).deltas else Decay(),
         workers=workers,
     )
-    return dense.table(name), plan
+    return layout, plan
 
 
 def strategy_of_job(label: str, job: ps.Job, strategy: Strategy | str, workers: int) -> Strategy:
@@ -207,8 +233,8 @@ def _name_of(strategy: Strategy) -> str:
 class FunctionModel:
     """A function of the user's as a model of the worker loop (worker/training/model.py)."""
 
-    def __init__(self, table: DenseTable, job: ps.Job, gradient: Gradient) -> None:
-        self.table = table
+    def __init__(self, layout: Layout, job: ps.Job, gradient: Gradient) -> None:
+        self.layout = layout
         self._views = job.views
         self._gradient = argument_checks.function(
             "gradient", gradient, "a function of params and batch"
@@ -216,7 +242,7 @@ class FunctionModel:
 
     def initial(self, seed: int) -> Floats:
         """An arena of zeros: the job's shards hold the weights already."""
-        return self.table.empty()
+        return self.layout.empty()
 
     def gradient(
         self, weights: Floats, batch: Batch, out: Floats, *, step: int, seed: int
@@ -224,8 +250,19 @@ class FunctionModel:
         """The loss of a batch; its gradient is written into `out`, padding included."""
         returned = self._gradient(self._views.build(None, weights), batch)
         loss, gradient = _loss_and_gradient(returned)
-        self._views.write(None, gradient, out)
+        if len(self.layout.tables) == 1:
+            self._views.write(None, gradient, out)
+        else:
+            self._write_all(gradient, out)
         return check_loss(self, loss)
+
+    def _write_all(self, gradient: Any, out: Floats) -> None:
+        """Write the gradients of several tables."""
+        names = self.layout.names
+        if not isinstance(gradient, Mapping) or set(gradient) != set(names):
+            raise argument_checks.wrong("gradient", f"a dict of {', '.join(names)}", gradient)
+        for name in names:
+            self._views.write(name, gradient[name], out)
 
 
 def _loss_and_gradient(returned: object) -> tuple[Any, Any]:

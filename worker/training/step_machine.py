@@ -10,6 +10,8 @@ do the same on a virtual clock, with the same strategies.
     ReadBatches(batches)             BatchesRead: the number of rows; 0 at the end of the data
     PullWeights(clock, prefetch)     WeightsPulled: weights and their versions
     PrefetchWeights(clock)           none; their answer travels meanwhile
+    PushReport(reports, ...)         none; with it the tables are requested
+    TakeFragment(table, clock, wait) FragmentTaken: a table that was requested; none if under way
     ComputeGradient(weights, step)   GradientComputed: over the batches read last, and the loss;
                                      none where the data turns out to have ended
     BeginStep(weights, step)         StepBegun, on a device: the array that the gradient will be in
@@ -27,7 +29,7 @@ so running ahead makes no weights staler, and the device computes while gradient
 travel.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -38,7 +40,7 @@ from shards import argument_checks
 from shards.live_settings import check_factor
 from shards.rules import Decay, decay_of
 from shards.schedules import Schedule, schedule_of
-from shards.tables import DenseTable, KeyRange, segments
+from shards.tables import DenseTable, KeyRange, Layout, segments
 from worker.strategies import Local, Strategy, strategy_of
 from worker.strategies.base import Floats
 
@@ -138,6 +140,32 @@ class PrefetchWeights(NamedTuple):
     clock: int
 
 
+class PushReport(NamedTuple):
+    """Push how far the weights of the tables in `reports` went, and request these for `clock`.
+
+    The worker's clock rises by 1. `steps`, `samples` and `loss` are those since the last push of
+    any table; over `window` steps since it was received the table has learnt from `tokens` samples.
+    Without a `clock` nothing is requested. Reports on no table only count.
+    """
+
+    reports: Mapping[str, Floats]
+    versions: tuple[int, ...]
+    steps: int
+    samples: int
+    loss: float
+    tokens: int = 0
+    window: int = 0
+    clock: int | None = None
+
+
+class TakeFragment(NamedTuple):
+    """Take the weights of a table that were requested for `clock`; with `wait`, wait for them."""
+
+    table: str
+    clock: int
+    wait: bool
+
+
 class FlushPushes(NamedTuple):
     """Wait until every push is acknowledged by every shard."""
 
@@ -150,6 +178,8 @@ Want = (
     | FinishStep
     | PushContribution
     | PrefetchWeights
+    | PushReport
+    | TakeFragment
     | FlushPushes
 )
 
@@ -171,6 +201,13 @@ class WeightsPulled(NamedTuple):
     weights: Floats
     versions: tuple[int, ...]
     ahead: int = 1
+
+
+class FragmentTaken(NamedTuple):
+    """The weights of a table, which nobody writes to, and their versions."""
+
+    weights: Floats
+    versions: tuple[int, ...]
 
 
 class GradientComputed(NamedTuple):
@@ -199,7 +236,9 @@ class StepFinished(NamedTuple):
     seconds: float = 0.0
 
 
-Answer = BatchesRead | WeightsPulled | GradientComputed | StepBegun | StepFinished | None
+Answer = (
+    BatchesRead | WeightsPulled | FragmentTaken | GradientComputed | StepBegun | StepFinished | None
+)
 Wants = Generator[Want, Answer, None]
 
 
@@ -225,7 +264,7 @@ class StepMachine:
     def __init__(
         self,
         plan: Plan,
-        table: DenseTable,
+        tables: DenseTable | Layout,
         *,
         worker: str = "",
         clock: int = 0,
@@ -247,16 +286,22 @@ class StepMachine:
         self._optimizer = optimizer
         self._link_ahead = ahead
         self._pulls_at_once = pulls_at_once
-        self._segments = segments(table, KeyRange(0, table.size))
-        self._buffers = [run.keys for run in self._segments if run.buffer]
+        self.layout = tables if isinstance(tables, Layout) else Layout((tables,))
+        self._segments = tuple(
+            structs.replace(run, start=start + run.start, stop=start + run.stop)
+            for table in self.layout.tables
+            for start in (self.layout.section(table.name).start,)
+            for run in segments(table, KeyRange(0, table.size))
+        )
+        self.buffers = [run.keys for run in self._segments if run.buffer]
         if local is not None:
-            self._prepare(local)
+            self.prepare(local)
         whole = plan.iter_size == 1 and not plan.clip
         self._runs_ahead = plan.prefetch and self.strategy.plain and whole and on_device
 
     def wants(self) -> Wants:
         """The wants, in order; each is answered by `send`."""
-        yield from self._run_ahead() if self._runs_ahead else self._run_in_turn()
+        yield from self._run_ahead() if self._runs_ahead else self.run_in_turn()
         yield FlushPushes()
 
     def drive(self, carry_out: Callable[[Want], Answer]) -> None:
@@ -271,7 +316,8 @@ class StepMachine:
 
     # --- step after step --------------------------------------------------------------------------
 
-    def _run_in_turn(self) -> Wants:
+    def run_in_turn(self) -> Wants:
+        """The wants of one step after another."""
         plan, strategy = self.plan, self.strategy
         local_steps = self.local.steps if self.local is not None else 0
         for step in range(self.step + local_steps, plan.steps):
@@ -287,7 +333,7 @@ class StepMachine:
             if computed is None:
                 break
             assert isinstance(computed, GradientComputed)
-            self._take(computed, rows.rows if computed.rows is None else computed.rows, step)
+            self.take(computed, rows.rows if computed.rows is None else computed.rows, step)
             del computed  # kept until the next step, its array could not be recycled before that
             if strategy.pushes(step):
                 yield from self._push(self._further(step))
@@ -307,7 +353,7 @@ class StepMachine:
         self._link_ahead = pulled.ahead
         if local is None:
             local = self.local = Local(pulled.weights, pulled.weights, pulled.versions)
-            self._prepare(local)
+            self.prepare(local)
         local.pulled, local.fetched = pulled.weights, pulled.versions
         self.strategy.on_pull(local, pulled.weights)
 
@@ -317,12 +363,12 @@ class StepMachine:
             return True
         return not self.local.fetched and not self.strategy.exchanges
 
-    def _prepare(self, local: Local) -> None:
+    def prepare(self, local: Local) -> None:
         """Give a local state what it needs of the table and the plan."""
         local.segments, local.decay = self._segments, self.plan.decay
         local.optimizer = self._optimizer
 
-    def _take(self, computed: GradientComputed, rows: int, step: int) -> None:
+    def take(self, computed: GradientComputed, rows: int, step: int) -> None:
         """Let the strategy learn from a gradient."""
         local = self.local
         assert local is not None
@@ -346,24 +392,25 @@ class StepMachine:
         steps = local.steps
         ticks = 1 if self.strategy.windowed else steps
         contribution = self.strategy.contribution(local)
-        if self._buffers:
+        if self.buffers:
             self._share_buffers(local, contribution)
         mean_loss = local.loss / steps
         yield PushContribution(
             contribution, local.versions, steps, ticks, local.samples, mean_loss, further
         )
-        self._count(steps, ticks, local.samples)
+        self.count(steps, ticks, local.samples)
         local.settle()
 
     def _share_buffers(self, local: Local, contribution: Floats) -> None:
         """Push of the changes to buffers what the strategy's share is."""
         share = np.float32(self.strategy.buffer_share(self.plan.workers))
-        for buffer in self._buffers:
+        for buffer in self.buffers:
             if self.strategy.windowed and not self.strategy.exchanges:
                 contribution[buffer] = local.pulled[buffer] - local.weights[buffer]
             contribution[buffer] *= share
 
-    def _count(self, steps: int, ticks: int, samples: int) -> None:
+    def count(self, steps: int, ticks: int, samples: int) -> None:
+        """Count a push."""
         self.step += steps
         self.clock += ticks
         self.pushed += samples
@@ -436,4 +483,4 @@ class StepMachine:
         yield PushContribution(
             done.gradient, done.versions, 1, 1, done.samples, finished.loss, further
         )
-        self._count(1, 1, done.samples)
+        self.count(1, 1, done.samples)

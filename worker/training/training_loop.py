@@ -16,10 +16,10 @@ from msgspec import structs
 from cupy_kernels.ops.updates import squared_norm
 from ps.client import Client
 from ps.snapshots.worker_state import NO_STATE, OwnState
-from shards.tables import KeyRange, segments
 from worker.strategies.base import Floats
 from worker.training import step_machine as machine
-from worker.training.model import Ahead, Batch, Model, check_loss
+from worker.training.fragment_machine import build_machine
+from worker.training.model import Ahead, Batch, Differentiable, check_loss
 from worker.training.step_machine import SEEDS, Plan, StepMachine
 from worker.training.worker_state import Continued, fresh_state, save_state
 
@@ -28,6 +28,8 @@ __all__ = ["SEEDS", "Plan", "WorkerReport", "train_worker"]
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """The work of one incarnation of a worker, and where its time went (seconds).
+
+    `dropped` counts its pushes that came too late for a round or a quorum.
 
     `transports` are what carried its arrays, one for each shard; `device` is what it computed on.
     `lost` says what of its own state a restarted worker had to continue without, and why; empty if
@@ -45,6 +47,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     network_s: float
     serialise_s: float
     duplicates: int
+    dropped: int = 0
     transports: tuple[str, ...] = ()
     device: str = "cpu"
     lost: str = ""
@@ -52,7 +55,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def train_worker(
     client: Client,
-    model: Model,
+    model: Differentiable,
     batches: Iterator[Batch],
     plan: Plan,
     *,
@@ -69,9 +72,9 @@ def train_worker(
         restart_state = fresh_state(client, plan.strategy)
     plan.strategy.check(client.cluster.bound, plan.prefetch)
     started, first_step, before = time.monotonic(), client.step, structs.replace(client.times)
-    steps = StepMachine(
+    steps = build_machine(
         plan,
-        model.table,
+        client.layout,
         worker=client.worker,
         clock=client.clock,
         step=client.step,
@@ -93,6 +96,7 @@ def train_worker(
         network_s=client.times.network_s - before.network_s,
         serialise_s=client.times.serialise_s - before.serialise_s,
         duplicates=client.duplicates,
+        dropped=client.dropped,
         transports=client.transports,
         device=str(model.device) if isinstance(model, Ahead) else "cpu",
         lost=restart_state.lost,
@@ -123,6 +127,10 @@ class ClientDriver:
                 return self._pull(want)
             case machine.PushContribution():
                 self._push(want)
+            case machine.PushReport():
+                self._report(want)
+            case machine.TakeFragment():
+                return self._take(want)
             case machine.PrefetchWeights():
                 self.client.prefetch(want.clock)
             case machine.FlushPushes():
@@ -136,10 +144,33 @@ class ClientDriver:
             self.client.prefetch(clock)
         return machine.WeightsPulled(pulled.weights, pulled.versions, self.client.best_prefetch)
 
-    def _push(self, want: machine.PushContribution) -> None:
+    def _take(self, want: machine.TakeFragment) -> machine.FragmentTaken | None:
+        pulled = self.client.take(want.clock, (want.table,), wait=want.wait)
+        return None if pulled is None else machine.FragmentTaken(pulled.weights, pulled.versions)
+
+    def _report(self, want: machine.PushReport) -> None:
+        self._note_times()
+        self.client.push(
+            want.reports,
+            read_versions=want.versions,
+            steps=want.steps,
+            ticks=1,
+            samples=want.samples,
+            loss=want.loss,
+            prefetch=want.clock,
+            prefetch_tables=tuple(want.reports),
+            tokens=want.tokens,
+            window=want.window,
+        )
+
+    def _note_times(self) -> None:
+        """Count the times of the machine's steps among the client's, which go with a push."""
         times, steps = self.client.times, self._steps
         times.compute_s = max(times.compute_s, steps.compute_s)
         times.data_s = max(times.data_s, steps.data_s)
+
+    def _push(self, want: machine.PushContribution) -> None:
+        self._note_times()
         self.client.push(
             want.contribution,
             read_versions=want.versions,
@@ -155,15 +186,17 @@ class _Driver(ClientDriver):
     """Carries out all wants: with a client, a model and batches."""
 
     def __init__(
-        self, client: Client, model: Model, batches: Iterator[Batch], steps: StepMachine
+        self,
+        client: Client,
+        model: Differentiable,
+        batches: Iterator[Batch],
+        steps: StepMachine,
     ) -> None:
         super().__init__(client, steps)
         self.model = model
         self.batches = batches
         self._inputs: list[Batch] = []
-        table = model.table
-        runs = segments(table, KeyRange(0, table.size))
-        self._buffers = [run.keys for run in runs if run.buffer]
+        self._buffers = steps.buffers
 
     def carry_out(self, want: machine.Want) -> machine.Answer:
         """Carry out one want; returns its answer."""

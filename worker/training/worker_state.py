@@ -14,6 +14,7 @@ What could not be restored is reported: in `WorkerReport.lost`, and so to the jo
 
 from collections.abc import Collection
 from contextlib import suppress
+from operator import le
 
 import msgspec
 
@@ -126,7 +127,12 @@ def _local(
     local = Local.restore(
         {name: array.copy() for name, array in own_state.arrays.items()}, counters
     )
-    if state.seq == client.seq:
+    if state.seq == client.seq and all(
+        # Shards that went back to an autosave have not made these versions yet.
+        len(fragment.versions) == len(client.versions)
+        and all(map(le, fragment.versions, client.versions))
+        for fragment in local.fragments
+    ):
         local.fetched = local.versions = client.versions  # the saved ones may be beyond these
         return local, ""
     behind = client.seq - state.seq
