@@ -44,7 +44,9 @@ def train(job: ps.Job, name: str, ids: Array, labels: Array, epochs: int) -> Non
                 factors = rows[:, :, 1:]
                 others = factors.sum(1, keepdims=True) - factors
                 change = error * np.concatenate([np.ones_like(rows[:, :, :1]), others], axis=2)
-                step.loss = float(-np.log(np.abs(1 - labels[batch] - chance)).mean())
+                step.loss = float(
+                    -np.log(np.maximum(np.abs(1 - labels[batch] - chance), 1e-30)).mean()
+                )
                 step.push("net", {"bias": error.mean()})
                 step.scatter("feature", change.reshape(-1, 1 + DIM) / np.float32(len(batch)))
 

