@@ -35,7 +35,7 @@ from tests.bench.report import Goal, goals, save
 
 _RATE = 125e6
 _FLOATS = 1_000_000
-_NEAR, _FAR = "10.77.0.1", "10.77.0.2"
+_NEAR_HOST, FAR_HOST = "10.77.0.1", "10.77.0.2"
 _LIMITS = {"tuned": "4096 131072 67108864", "default": None}
 _AUTO = "auto"
 _WARM_S = 8.0  # in which TCP finds its window: some forty round trips of 200 ms
@@ -67,26 +67,38 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
+def build_line(folder: Path) -> Path:
+    """Compile the program of the line."""
+    binary = folder / "delayed_line"
+    _run("cc", "-O2", "-o", str(binary), str(_LINE))
+    return binary
+
+
 @contextmanager
 def line(
-    binary: Path, rtt_ms: float, buffers: str | None, control: str | None
+    binary: Path,
+    rtt_ms: float,
+    buffers: str | None,
+    control: str | None,
+    rate: float = _RATE,
 ) -> Iterator[tuple[str, str]]:
     """Two namespaces with the line between them; their names.
 
-    `control` is TCP's congestion control, this machine's where none is said.
+    `control` is TCP's congestion control, this machine's where none is said; `rate` is in bytes a
+    second.
     """
     near, far = _name("a"), _name("b")
-    queue = str(round(_RATE * 0.2))
+    queue = str(round(rate * 0.2))
     with ExitStack() as stack:
         for space in (near, far):
             _run("ip", "netns", "add", space)
             stack.callback(_run, "ip", "netns", "del", space)
-        command = [str(binary), near, far, str(round(rtt_ms * 500)), str(_RATE), queue]
+        command = [str(binary), near, far, str(round(rtt_ms * 500)), str(rate), queue]
         program = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
         stack.callback(program.kill)
         assert program.stdout is not None
         assert program.stdout.readline() == b"ready\n", "the line did not come up"
-        for space, address in ((near, _NEAR), (far, _FAR)):
+        for space, address in ((near, _NEAR_HOST), (far, FAR_HOST)):
             inside = ("ip", "netns", "exec", space)
             _run("ip", "link", "set", space, "netns", space)
             _run(*inside, "ip", "link", "set", "lo", "up")
@@ -104,7 +116,7 @@ def serve(path: Path) -> None:
     table = DenseTable("far", (TensorSpec("w", (_FLOATS,)),))
     specs = shard_specs(table)
     with ShardServer(
-        specs[0], boot=1, bind=f"tcp://{_FAR}:*", transport=Transport.TCP, plaintext=True
+        specs[0], boot=1, bind=f"tcp://{FAR_HOST}:*", transport=Transport.TCP, plaintext=True
     ) as server:
         cluster = make_cluster(specs, [server.endpoint])
         with AdminClient(cluster) as console:
@@ -201,8 +213,7 @@ def main() -> None:
     ]
     found: dict[str, dict[int, list[float]]] = {f"{a}, {b}": {} for a, b in cases}
     with tempfile.TemporaryDirectory() as folder, suppress(KeyboardInterrupt):
-        binary = Path(folder) / "delayed_line"
-        _run("cc", "-O2", "-o", str(binary), str(_LINE))
+        binary = build_line(Path(folder))
         heads = "".join(f"{most:>8} in flight" for most in in_flight)
         print(f"MB/s each way, connections     RTT ms{heads}   load")
         for rtt_ms in map(int, given.rtts.split(",")):

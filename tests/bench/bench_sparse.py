@@ -1,90 +1,63 @@
-"""Sparse tables: kernels, the whole path, memory, resharding, and other libraries.
+"""Sparse tables: kernels, the whole path, memory, resharding, conditions, other libraries.
 
     python tests/bench/bench_sparse.py [--rows 10000000] [--seconds 1] [--rounds 5]
 
-Rows of 16 floats under Adagrad, drawn by Zipf's law of exponent 1.05. A row that a step pulls and
-pushes counts once, and the time of finding distinct ids, of handing out rows in the order of the
-batch and of adding gradients up is part of it. A step of n distinct ids draws until it has them; of
-8,192 that takes about 17,000 ids. CPU time is that of worker and shards together. Contenders of a
-part take turns in a fresh random order each round; a figure is the median over the rounds.
+Rows and batches are those of sparse_jobs.py: a step of 8,192 distinct ids has about 17,000 ids. CPU
+time is that of worker and shards together. Contenders of a part take turns in a fresh random order
+each round; a figure is the median over the rounds. Logs are below runs/bench, whose disk is what is
+measured.
 """
 
 import argparse
-import random
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 import ps
 from cupy_kernels.ops import rows
-from cupy_kernels.ops.rows import Ids, mix
+from cupy_kernels.ops.rows import Ids
 from shards.buffer_pool import reserve
 from shards.row_index import RowIndex
 from shards.rules import ROW_RULES, Decay
 from shards.tables import BUCKETS, META_WORDS, KeyRange
-from tests.bench.loops import UpdateCost, measure_update
-from tests.bench.report import Goal, goals, save
+from tests.bench import bench_links
+from tests.bench.loops import Step, UpdateCost
+from tests.bench.report import FOLDER, Goal, goals, save
+from tests.bench.sparse_conditions import (
+    Conditions,
+    list_condition_goals,
+    measure_conditions,
+    measure_links,
+)
+from tests.bench.sparse_jobs import (
+    DIM,
+    DISTINCT,
+    RATE,
+    Costs,
+    OpenJob,
+    Sizes,
+    ZipfBatches,
+    describe_table,
+    make_turn,
+    open_job,
+    take_turns,
+)
+from tests.bench.sparse_rivals import open_rivals
 
-DIM, RATE = 16, 0.05
-DISTINCT = 8192
-BATCHES = 40
 RULES = ("adagrad", "row_adagrad", "ftrl", "adam")
-
-Step = Callable[[], object]
-Costs = dict[str, UpdateCost]
-
-
-class Sizes(NamedTuple):
-    """How much is measured: rows of a table, seconds of a turn, and rounds of turns."""
-
-    rows: int
-    seconds: float
-    rounds: int
-
-
-class ZipfBatches:
-    """Batches of ids, drawn by Zipf's law from `rows` ids in random order."""
-
-    def __init__(self, row_count: int) -> None:
-        self.ids: Ids = mix(np.arange(1, row_count + 1, dtype=np.uint64))
-        total = np.cumsum(np.arange(1, row_count + 1) ** -1.05)
-        self._shares = total / total[-1]
-
-    def draw(self, distinct: int, count: int = BATCHES) -> list[Ids]:
-        """Batches of this number of distinct ids, or of all that there are."""
-        dice = np.random.default_rng(distinct)
-        return [self._draw_batch(dice, min(distinct, len(self.ids) // 2)) for _ in range(count)]
-
-    def _draw_batch(self, dice: np.random.Generator, distinct: int) -> Ids:
-        drawn = np.zeros(0, np.int64)
-        while True:
-            more = np.searchsorted(self._shares, dice.random(4 * distinct))
-            drawn = np.concatenate([drawn, more])
-            _, first = np.unique(drawn, return_index=True)
-            if len(first) >= distinct:
-                return self.ids[drawn[: np.sort(first)[distinct - 1] + 1]]
-
-
-def take_turns(contenders: Mapping[str, Callable[[], UpdateCost]], rounds: int) -> Costs:
-    """The median cost of each contender; one round more comes first and warms up."""
-    costs: dict[str, list[UpdateCost]] = defaultdict(list)
-    for number in range(rounds + 1):
-        for name in random.Random(number).sample(list(contenders), len(contenders)):
-            cost = contenders[name]()
-            if number:
-                costs[name].append(cost)
-    return {
-        name: UpdateCost(*(statistics.median(values) for values in zip(*costs[name], strict=True)))
-        for name in contenders
-    }
+OURS = "TCP"
+RIVALS = {
+    "torch Adagrad": 0.5,
+    "torch SparseAdam": 0.35,
+    "FBGEMM Adagrad": 1.0,
+    "FBGEMM row-wise Adagrad": 1.0,
+    "Redis MGET + MSET": 0.1,
+}
+"""The most CPU time over TCP, by library, as a multiple of the library's."""
 
 
 # --- kernels --------------------------------------------------------------------------------------
@@ -162,96 +135,31 @@ def _update_dict(
 # --- the whole path -------------------------------------------------------------------------------
 
 
-class OpenJob(NamedTuple):
-    """A job of one sparse table with its workers, and the processes of its shards."""
-
-    job: Any
-    workers: list[ps.Worker]
-    servers: list[psutil.Process]
-
-    def step(
-        self,
-        batch: Ids,
-        gradient: NDArray[np.float32],
-        worker: int = 0,
-        ahead: Ids | None = None,
-    ) -> None:
-        """Pull and push the rows of a batch; those of the batch `ahead` are requested meanwhile."""
-        me = self.workers[worker]
-        with me.step(samples=1, gather={"user": batch}) as step:
-            step.rows("user")
-            if ahead is not None:
-                me.prefetch(gather={"user": ahead})
-            step.scatter("user", gradient[: len(batch)])
-
-
-def open_job(
-    sizes: Sizes, stack: ExitStack, workers: int = 1, shards: int = 1, transport: str = "tcp"
-) -> OpenJob:
-    """Start a job in processes, and workers in this one."""
-    before = set(psutil.Process().children(recursive=True))
-    table = ps.Sparse(DIM, rule=ps.Adagrad(), rate=RATE, rows=max(1000, 2 * sizes.rows))
-    tables = ps.Tables(user=table)
-    job = stack.enter_context(
-        ps.start(tables, shards=shards, workers=workers, lease_s=60.0, transport=transport)
-    )
-    servers = list(set(psutil.Process().children(recursive=True)) - before)
-    members = [stack.enter_context(job.worker(f"w{number}")) for number in range(workers)]
-    return OpenJob(job, members, servers)
-
-
-def fill(opened: OpenJob, stream: ZipfBatches) -> None:
-    """Push every row once."""
-    gradient = np.full((1 << 17, DIM), 1e-3, np.float32)
-    for low in range(0, len(stream.ids), 1 << 17):
-        opened.step(stream.ids[low : low + (1 << 17)], gradient)
-    for me in opened.workers:
-        me.flush()
-
-
 def measure_path(sizes: Sizes) -> dict[str, Any]:
     """Microseconds of a step, by number of distinct ids and by what computes at the worker."""
     stream = ZipfBatches(sizes.rows)
     with ExitStack() as stack:
-        single, several = open_job(sizes, stack), open_job(sizes, stack, workers=4, shards=2)
-        sharing = open_job(sizes, stack, transport="shm")
+        tables = ps.Tables(user=describe_table(sizes))
+        single = open_job(tables, stack)
+        several = open_job(tables, stack, workers=4, shards=2)
+        sharing = open_job(tables, stack, transport="shm")
         empty_bytes = _resident_bytes(single)
         for opened in (single, several, sharing):
-            fill(opened, stream)
+            opened.fill(stream)
         bytes_a_row = (_resident_bytes(single) - empty_bytes) / sizes.rows
         contenders = {
-            f"{distinct}, {library}": _path_turn(single, stream, distinct, library, sizes)
+            f"{distinct}, {library}": make_turn(single, stream, distinct, library, sizes)
             for distinct in (DISTINCT, 512, 64)
             for library in ("numba", "NumPy")
         }
         for library in ("numba", "NumPy"):
-            turn = _path_turn(sharing, stream, DISTINCT, library, sizes)
+            turn = make_turn(sharing, stream, DISTINCT, library, sizes)
             contenders[f"{DISTINCT}, {library}, shm"] = turn
-        contenders["4 x 2"] = _path_turn(several, stream, DISTINCT, "numba", sizes)
+        contenders["4 x 2"] = make_turn(several, stream, DISTINCT, "numba", sizes)
         figures: dict[str, Any] = {"costs": take_turns(contenders, sizes.rounds)}
         figures["shard's bytes a row"] = bytes_a_row
         figures["reshard s a 100 MB"] = _reshard_seconds(single, sizes)
     return figures
-
-
-def _path_turn(
-    opened: OpenJob, stream: ZipfBatches, distinct: int, library: str, sizes: Sizes
-) -> Callable[[], UpdateCost]:
-    batches = stream.draw(distinct)
-    gradient = np.full((max(map(len, batches)), DIM), 1e-3, np.float32)
-    turn = iter(range(10**9))
-
-    def step() -> None:
-        at = next(turn)
-        # Small steps compute too little to hide a request behind it.
-        ahead = batches[(at + len(opened.workers)) % len(batches)] if distinct == DISTINCT else None
-        opened.step(batches[at % len(batches)], gradient, at % len(opened.workers), ahead)
-
-    def measure() -> UpdateCost:
-        rows.use(compiled=library == "numba")
-        return measure_update(step, opened.servers, seconds=sizes.seconds)
-
-    return measure
 
 
 def _resident_bytes(opened: OpenJob) -> int:
@@ -268,41 +176,25 @@ def _reshard_seconds(opened: OpenJob, sizes: Sizes) -> float:
 # --- other libraries ------------------------------------------------------------------------------
 
 
-def measure_torch(sizes: Sizes) -> Costs:
-    """PyTorch's embedding bags in this process, with the vocabulary that they need."""
-    import torch  # only where it is installed
-
-    torch.set_num_threads(1)
+def measure_rivals(sizes: Sizes) -> tuple[Costs, dict[str, str]]:
+    """Microseconds of a step over TCP and of other libraries, in turn; and why some are missing."""
     stream = ZipfBatches(sizes.rows)
-    order = {int(number): at for at, number in enumerate(stream.ids.tolist())}
-    batches = [np.array([order[n] for n in batch.tolist()]) for batch in stream.draw(DISTINCT)]
-
-    def turn(make: Callable[[Any], Any]) -> Callable[[], UpdateCost]:
-        bag = torch.nn.EmbeddingBag(sizes.rows, DIM, mode="sum", sparse=True)
-        optimiser, number = make(list(bag.parameters())), iter(range(10**9))
-
-        def step() -> None:
-            ids = torch.from_numpy(batches[next(number) % len(batches)])
-            bag(ids, torch.arange(0, len(ids), 8)).sum().backward()
-            optimiser.step()
-            optimiser.zero_grad()
-
-        return lambda: _measure_here(step, sizes.seconds)
-
-    return take_turns(
-        {
-            "torch Adagrad": turn(lambda given: torch.optim.Adagrad(given, lr=RATE)),
-            "torch SparseAdam": turn(lambda given: torch.optim.SparseAdam(given, lr=RATE)),
-        },
-        sizes.rounds,
-    )
+    with ExitStack() as stack:
+        rivals = open_rivals(stream, sizes, stack)
+        opened = open_job(ps.Tables(user=describe_table(sizes)), stack)
+        opened.fill(stream)
+        ours = {OURS: make_turn(opened, stream, DISTINCT, "numba", sizes)}
+        return take_turns({**ours, **rivals.turns}, sizes.rounds), rivals.missing
 
 
 # --- figures --------------------------------------------------------------------------------------
 
 
 def list_goals(
-    kernels: Mapping[str, float], path: Mapping[str, Any], others: Costs
+    kernels: Mapping[str, float],
+    path: Mapping[str, Any],
+    conditions: Conditions,
+    rivals: Costs,
 ) -> Iterator[Goal]:
     """The goals of sparse tables, for the default of 10 M rows."""
     for name, target in (
@@ -333,10 +225,11 @@ def list_goals(
     yield Goal("sparse: CPU a row, 4 x 2 against 1 x 1", row_ns["4 x 2"] / numba_ns, 1.2, "x")
     yield Goal("sparse: memory a row at the shard", path["shard's bytes a row"], 173, "B")
     yield Goal("sparse: reshard, 100 MB", path["reshard s a 100 MB"], 1, "s")
-    for name, target in (("torch Adagrad", 0.5), ("torch SparseAdam", 0.35)):
-        if name in others:
-            ratio = costs[f"{DISTINCT}, numba"].cpu_us / others[name].cpu_us
-            yield Goal(f"sparse: CPU over TCP against {name} alone", ratio, target, "x")
+    yield from list_condition_goals(conditions)
+    for name, target in RIVALS.items():
+        if name in rivals:
+            ratio = rivals[OURS].cpu_us / rivals[name].cpu_us
+            yield Goal(f"sparse: CPU over TCP against {name}", ratio, target, "x")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -345,19 +238,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
     sizes = Sizes(**vars(parser.parse_args(arguments)))
+    FOLDER.mkdir(parents=True, exist_ok=True)
     kernels, path = measure_kernels(sizes), measure_path(sizes)
-    others: Costs = {}
-    if find_spec("torch"):
-        others = measure_torch(sizes)
+    conditions = measure_conditions(sizes, FOLDER)
+    rivals, missing = measure_rivals(sizes)
+    if why := bench_links.missing():
+        missing["a line with latency"] = why
     else:
-        print("not measured: PyTorch (not installed)")
-    print("not measured: Redis, FBGEMM (no adapter here)")
+        conditions = conditions._replace(link_ms=measure_links(sizes))
     for name, nanoseconds in kernels.items():
         print(f"{name:24}{nanoseconds:10.0f} ns of CPU a row")
-    for name, cost in {**path["costs"], **others}.items():
+    for name, cost in {**path["costs"], **conditions.costs, **rivals}.items():
         print(f"{name:24}{cost.wall_us:10.0f} us a step{cost.cpu_us:10.0f} us of CPU")
-    print(save("sparse", {"sizes": sizes._asdict(), "kernels": kernels, "path": path} | others))
-    goals(list_goals(kernels, path, others))
+    for rtt_ms, milliseconds in conditions.link_ms.items():
+        print(f"{rtt_ms:3} ms, prefetched      {1e3 * milliseconds:10.0f} us a step")
+    print(f"bare disk               {conditions.disk_mb_per_s:10.0f} MB/s")
+    for name, reason in missing.items():
+        print(f"not measured: {name}: {reason}")
+    figures = {"kernels": kernels, "path": path, "conditions": conditions, "others": rivals}
+    print(save("sparse", {"sizes": sizes._asdict(), **figures}))
+    goals(list_goals(kernels, path, conditions, rivals))
 
 
 if __name__ == "__main__":
