@@ -14,8 +14,8 @@ from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.rules import SGD, Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
-from shards.spec import ShardSpec, TableSpec
-from shards.tables import DenseTable, Layout, cut_evenly
+from shards.spec import ShardSpec, TableSpec, cut_tables
+from shards.tables import DenseTable
 
 _NAME_BYTES = 100  # an id has 128
 
@@ -75,7 +75,7 @@ def shard_specs(
         got = "none" if steps is None else steps
         raise BadInput("bound", expected="0, at which pushes are merged in rounds", got=got)
     job = f"{argument_checks.name('name', name, _NAME_BYTES)}-{secrets.token_hex(8)}"
-    shard_map = cut_evenly(Layout.of(table_spec.table for table_spec in described), shards)
+    shard_map = cut_tables(described, half.merge, shards)
     for table_spec in described:
         if table_spec.is_sparse:
             half.check_rows(table_spec.table.name)
@@ -149,7 +149,7 @@ def reshard_specs(specs: Sequence[ShardSpec], shards: int) -> list[ShardSpec]:
     Raises BadInput for more shards than the tables can be cut into.
     """
     first = check_specs(specs)[0]
-    shard_map = cut_evenly(first.layout, shards, epoch=first.map.epoch + 1)
+    shard_map = cut_tables(first.tables, first.merge, shards, first.map.epoch + 1)
     return [msgspec.structs.replace(first, shard=shard, map=shard_map) for shard in range(shards)]
 
 

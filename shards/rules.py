@@ -80,6 +80,8 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
     """True if it updates dense tables."""
     rows: ClassVar[bool] = False
     """True if it updates the rows of sparse tables."""
+    whole_tensors: ClassVar[bool] = False
+    """True if the update of one float depends on all of its tensor, which no shard may then cut."""
 
     def apply(
         self,

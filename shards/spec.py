@@ -1,11 +1,23 @@
 """The configuration of a shard and of its tables."""
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec import structs
 
 from cupy_kernels.backends import HOST, Backend
 from shards import argument_checks, payloads, pull_encodings
-from shards.aggregation import BUFFER, CONSTANT, EACH, Buffer, Merge, StaleLimit
+from shards.aggregation import (
+    BUFFER,
+    CONSTANT,
+    EACH,
+    Average,
+    Buffer,
+    Merge,
+    Quorum,
+    StaleLimit,
+)
+from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.messages import Kind
 from shards.rules import SGD, Decay, Rule, decay_of, row_rule_of, rule_of
@@ -20,6 +32,8 @@ from shards.tables import (
     ShardMap,
     SparseTable,
     Table,
+    cut_at_tensors,
+    cut_evenly,
 )
 
 
@@ -76,6 +90,30 @@ class TableSpec(msgspec.Struct, frozen=True):
         pull_encodings.prepare(self.pulled)
 
 
+def cut_tables(tables: Sequence[TableSpec], merge: Merge, shards: int, epoch: int = 1) -> ShardMap:
+    """Cut a job's tables into one range per shard, at the borders of tensors where needed.
+
+    Raises BadInput for more shards than that allows.
+    """
+    layout, reason = Layout.of(spec.table for spec in tables), _whole_tensors_for(tables, merge)
+    if reason is None:
+        return cut_evenly(layout, shards, epoch)
+    try:
+        return cut_at_tensors(layout, shards, epoch)
+    except BadInput as error:
+        raise BadInput(
+            error.what, expected=error.expected, got=error.got, hint=f"{reason} needs them whole"
+        ) from None
+
+
+def _whole_tensors_for(tables: Sequence[TableSpec], merge: Merge) -> str | None:
+    """What needs each tensor whole at one shard: an update rule or an average; or None."""
+    if isinstance(merge, Quorum) and merge.average is Average.RADIAL:
+        return f"the {merge.average} average"
+    rules = [spec.rule for spec in tables if not spec.is_sparse and spec.rule.whole_tensors]
+    return f"update rule {rules[0].__struct_config__.tag}" if rules else None
+
+
 class ShardSpec(msgspec.Struct, frozen=True):
     """The whole configuration of a shard. The weights come later, by an Install.
 
@@ -111,6 +149,20 @@ class ShardSpec(msgspec.Struct, frozen=True):
     rate_factor: float = 1.0
     least_bound: int | None = 0
     local_rate: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise BadInput if the map cuts a tensor that the rule or the merge needs whole."""
+        reason = _whole_tensors_for(self.tables, self.merge)
+        if reason is None:
+            return
+        starts = {keys.start for keys in self.map.ranges} - set(self.layout.borders)
+        if starts:
+            raise BadInput(
+                f"job {self.job}: shards",
+                expected=f"each tensor whole at one shard, as {reason} needs it",
+                got=f"one that is cut at key {min(starts)} of the arena",
+                hint="resume with the number of shards and the strategy of before",
+            )
 
     @property
     def layout(self) -> Layout:

@@ -14,9 +14,11 @@ arena: an id's *bucket* is the top 16 bits of its mixed value, and a shard owns 
 A key range is a half-open interval of the arena, of one table, or of buckets. The shard map says
 which shard owns which range of the arena and which buckets, without regard to the borders of
 tables; so a shard holds a section of some dense tables and nothing of others, and a part of every
-sparse one. The map's epoch rises when it changes, and pushes and pulls name the epoch of their map.
+sparse one. Only where an update rule or an average needs whole tensors are ranges cut between them.
+The map's epoch rises when it changes, and pushes and pulls name the epoch of their map.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -275,6 +277,15 @@ class Layout(msgspec.Struct, frozen=True):
         """A zeroed arena of `size` floats."""
         return np.zeros(self.size, np.float32)
 
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Where each tensor starts in the arena, in order, and the arena's end."""
+        starts, base = list[int](), 0
+        for table in self.tables:
+            starts += [base + offset for offset in table.offsets]
+            base += table.size
+        return (*starts, base)
+
     def section(self, table: str) -> KeyRange:
         """The range of the arena that holds `table`; raises BadInput if there is no such table."""
         start = 0
@@ -362,18 +373,78 @@ def cut_evenly(layout: Layout, shards: int, epoch: int = 1) -> ShardMap:
     """
     size = layout.size
     finest = size // FINEST_ALIGNMENT
-    most = MAX_SHARDS if layout.sparse else min(finest, MAX_SHARDS)
-    shards = argument_checks.whole("shards", shards)
-    if not 1 <= shards <= most:
-        subject = f"table{'s' * (len(layout.all_names) > 1)} {', '.join(layout.all_names)}"
-        raise BadInput(subject, expected=f"1 to {most} shards", got=shards)
+    shards = _check_shards(layout, shards, finest)
     # With sparse tables, a shard may own none of a small arena.
     owners = min(shards, finest)
     unit = _cut_unit(size, owners)
     # Multiplied before it is divided, so that the remainder is spread over all shards.
     bounds = [unit * (size // unit * shard // owners) for shard in range(owners)]
-    bounds += [size] * (shards + 1 - owners)
+    return _map_of(bounds, size, shards, epoch)
+
+
+def cut_at_tensors(layout: Layout, shards: int, epoch: int = 1) -> ShardMap:
+    """Cut a job's arena into one range per shard, as even as the borders of its tensors allow.
+
+    Every tensor is whole at one shard, and no other such cut has a smaller largest range. With
+    sparse tables a shard may own no tensor.
+    """
+    borders = layout.borders
+    tensors = len(borders) - 1
+    shards = _check_shards(layout, shards, tensors, " of whole tensors")
+    owners = min(shards, tensors)
+    largest = _least_largest(borders, owners)
+    first = _latest_ranges(borders, owners, largest)
+    cuts = [0] if owners else []
+    for left in range(owners - 1, 0, -1):
+        start = borders[cuts[-1]]
+        even = start + (layout.size - start) // (left + 1)
+        # The ranges behind the cut need a tensor each, and may be as large as the largest.
+        low = max(cuts[-1] + 1, first[left])
+        high = min(bisect_right(borders, start + largest) - 1, tensors - left)
+        after = bisect_left(borders, even, low, high)
+        nearer = after > low and even - borders[after - 1] <= borders[after] - even
+        cuts.append(after - nearer)
+    return _map_of([borders[cut] for cut in cuts], layout.size, shards, epoch)
+
+
+def _check_shards(layout: Layout, shards: int, ranges: int, kind: str = "") -> int:
+    """The number of shards, checked; more than `ranges` need a sparse table. Raises BadInput."""
+    most = MAX_SHARDS if layout.sparse else min(ranges, MAX_SHARDS)
+    shards = argument_checks.whole("shards", shards)
+    if not 1 <= shards <= most:
+        subject = f"table{'s' * (len(layout.all_names) > 1)} {', '.join(layout.all_names)}"
+        raise BadInput(subject, expected=f"1 to {most} shards{kind}", got=shards)
+    return shards
+
+
+def _map_of(starts: Sequence[int], size: int, shards: int, epoch: int) -> ShardMap:
+    """The map of shards whose ranges begin at `starts`; the others own none of the arena."""
+    bounds = [*starts, *[size] * (shards + 1 - len(starts))]
     return ShardMap(epoch, tuple(KeyRange(a, b) for a, b in pairwise(bounds)))
+
+
+def _least_largest(borders: Sequence[int], shards: int) -> int:
+    """The size of the largest of this many ranges between borders, where it is smallest."""
+    low = max((b - a for a, b in pairwise(borders)), default=0)
+    high = borders[-1]
+    while low < high:
+        middle = (low + high) // 2
+        if _latest_ranges(borders, shards, middle)[-1] == 0:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _latest_ranges(borders: Sequence[int], shards: int, largest: int) -> list[int]:
+    """For each number of ranges up to `shards`, the first border that they reach from the end.
+
+    Each range ends at a border and is at most `largest`, which no tensor exceeds.
+    """
+    reached = [len(borders) - 1]
+    for _ in range(shards):
+        reached.append(bisect_left(borders, borders[reached[-1]] - largest))
+    return reached
 
 
 def _cut_unit(size: int, shards: int) -> int:

@@ -38,7 +38,6 @@ from shards.messages import ChangeSettings, HandOver, Install, Refusal, Remedy
 from shards.refusals import error_of
 from shards.shard_state import SavedProgress
 from shards.shard_status import Standing
-from shards.tables import cut_evenly
 
 if TYPE_CHECKING:
     from deploy.simulation.faults import ReshardFault
@@ -167,7 +166,7 @@ class ReshardOperator(Operator):
     def __init__(self, world: "Simulation", fault: "ReshardFault", number: int) -> None:
         self._fault, self._death_is_due = fault, True
         self._old: Sequence[ShardHost] = world.hosts
-        after = cut_evenly(world.layout, fault.shards, self._old[0].map.epoch + 1)
+        after = world.cut(fault.shards, self._old[0].map.epoch + 1)
         self._generation, self._new = world.add_generation(after)
         self._exported: list[SavedProgress] = []
         super().__init__(world, number, self._old, self._new)

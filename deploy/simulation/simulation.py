@@ -40,8 +40,8 @@ from shards.errors import BadMessage, DownpourError, Fenced, Mismatch
 from shards.messages import LiveSettings
 from shards.rules import ROW_RULES, RULES
 from shards.schedules import Fixed
-from shards.spec import ShardSpec, TableSpec
-from shards.tables import DenseTable, Layout, ShardMap, TensorSpec, cut_evenly
+from shards.spec import ShardSpec, TableSpec, cut_tables
+from shards.tables import DenseTable, Layout, ShardMap, TensorSpec
 
 HORIZON_S = 200.0  # longer than two quiesces of a minute: a death near the end starts one again
 BEYOND_S = 12.0  # how long a run beyond its fault budget continues after its faults
@@ -84,7 +84,7 @@ class Simulation:
         self.blocks = max([setting.shards, *moves])
         self.layout = _layout(setting, self.blocks)
         self.blocks = self.layout.size // BLOCK
-        self.map = cut_evenly(self.layout, setting.shards)
+        self.map = self.cut(setting.shards)
         self.durable = scenario.profile is Profile.WITHIN
         self.lossy = any(getattr(fault, "lost_s", 0.0) for fault in scenario.faults)
         self.ordered = not self.lossy and not _forgetful(scenario)
@@ -140,20 +140,28 @@ class Simulation:
 
     # --- for shards, workers and operators --------------------------------------------------------
 
+    def cut(self, shards: int, epoch: int = 1) -> ShardMap:
+        """The map of this number of shards."""
+        return cut_tables(self._table_specs, self.setting.merging, shards, epoch)
+
+    @property
+    def _table_specs(self) -> tuple[TableSpec, ...]:
+        setting, rate = self.setting, Fixed(base_rate=1.0)
+        return (
+            *(
+                TableSpec(table, RULES[setting.rules[table.name]](), rate)
+                for table in self.layout.tables
+            ),
+            *(TableSpec(table, ROW_RULES[setting.rows](), rate) for table in self.layout.sparse),
+        )
+
     def spec(self, shard: int, shard_map: ShardMap) -> ShardSpec:
         """The configuration with which a shard starts."""
         setting = self.setting
         return ShardSpec(
             job=self.job,
             shard=shard,
-            tables=tuple(
-                TableSpec(table, RULES[setting.rules[table.name]](), Fixed(base_rate=1.0))
-                for table in self.layout.tables
-            )
-            + tuple(
-                TableSpec(table, ROW_RULES[setting.rows](), Fixed(base_rate=1.0))
-                for table in self.layout.sparse
-            ),
+            tables=self._table_specs,
             map=shard_map,
             bound=setting.bound,
             workers=setting.workers,
@@ -307,7 +315,8 @@ def _layout(setting: SimulationConfig, blocks: int) -> Layout:
     sizes = (blocks + bool(setting.second) - second, second)
     return Layout(
         tuple(
-            DenseTable(name, (TensorSpec("w", (BLOCK * size,)),))
+            # A tensor for each block: the reference model knows the pushes to one block alone.
+            DenseTable(name, tuple(TensorSpec(f"w{block}", (BLOCK,)) for block in range(size)))
             for name, size in zip(setting.rules, sizes, strict=False)
         ),
         (row_model.TABLE,) if setting.rows else (),

@@ -6,7 +6,7 @@ from math import prod
 from msgspec.structs import replace
 
 from shards.errors import BadInput
-from shards.tables import Layout, cut_evenly
+from shards.spec import TableSpec, cut_tables
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
 from worker.caffe.solver import Solver
@@ -29,7 +29,10 @@ def caffe_job(
     schedule = solver.schedule_for(steps)
     model = partial(CaffeModel, replace(solver.train, precision=options.precision))
     built = model()
-    cut_evenly(Layout((built.table,)), options.shards)
+    strategy = options.build_strategy()
+    half = strategy.server(workers)
+    rule, _, _ = half.settings(solver.rule, schedule, solver.decay)
+    cut_tables((TableSpec(built.table, rule),), half.merge, options.shards)
     _check_trains(built.net)
     _check_rows(solver, built)
     snapshots = options.part(SnapshotPolicy)
@@ -40,7 +43,7 @@ def caffe_job(
         plan=Plan(
             steps=steps,
             seed=solver.seed(options.seed),
-            strategy=options.build_strategy(),
+            strategy=strategy,
             schedule=schedule,
             iter_size=solver.iter_size,
             clip=solver.clip_gradients or 0.0,
