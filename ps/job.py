@@ -151,8 +151,8 @@ class Job(BoundToProcess):
         as much staleness. `patience_s` is the longest silence of a shard before
         `ps.errors.Unreachable`. Further options:
 
-        - `compression`: how pushes and pulls travel, for all tables or by name; by default what
-          the tables describe.
+        - `compression`: how pushes and pulls travel, for all dense tables or by name; by default
+          what the tables describe.
         - `transport`: `auto`, `shm`, `ipc` or `tcp`, for shards on this host.
         - `in_flight`: the most pushes that are unacknowledged when another is sent; `stripes`: the
           TCP connections to each shard. By default, what the link needs.
@@ -319,8 +319,8 @@ def views_of(tables: Tables) -> TableViews:
 
 
 def compressions(tables: Tables) -> dict[str, Compression | str]:
-    """Each dense table's compression, by name."""
-    return {name: dense.compression for name, dense in tables.dense.items()}
+    """Each table's compression, by name."""
+    return {name: table.compression for name, table in tables.items()}
 
 
 def in_words(layout: Layout) -> str:

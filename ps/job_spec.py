@@ -109,14 +109,12 @@ def expect_compression(
 ) -> list[ShardSpec]:
     """The specs of shards that compile in advance what this choice of the workers needs.
 
-    It is one for all tables, or one for each by name.
+    It is one for all dense tables, or one for each table by name.
     """
     first = check_specs(specs)[0]
     expected = by_table(compression, first.layout)
     tables = tuple(
-        table
-        if table.is_sparse
-        else msgspec.structs.replace(
+        msgspec.structs.replace(
             table,
             pushed=expected[table.table.name].push_kind,
             pulled=expected[table.table.name].pull,

@@ -15,7 +15,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from ps.pytree import Form, Structure, zeros
-from ps.session.compression import Compression, compression_of
+from ps.session.compression import Compression, compression_of, compression_of_rows
 from shards import argument_checks
 from shards.errors import BadInput
 from shards.first_values import Init, Uniform, init_of
@@ -30,7 +30,7 @@ Floats = NDArray[np.float32]
 ONLY = "weights"
 """The name of the table of a job that was described without one."""
 _UNSCALED = (1.0, 1.0)
-_ROW_SETTINGS = ("rule", "rate", "decay", "guard", "init", "seed", "rows")
+_ROW_SETTINGS = ("rule", "rate", "decay", "guard", "compression", "init", "seed", "rows")
 _SETTINGS = ("rule", "rate", "decay", "guard", "compression", "multipliers", "buffers")
 
 
@@ -176,6 +176,7 @@ class RowForm(msgspec.Struct, frozen=True, kw_only=True):
     rate: Schedule
     decay: Decay
     guard: Guard
+    compression: Compression = Compression()
 
 
 class Sparse:
@@ -193,6 +194,7 @@ class Sparse:
         rate: Schedule | float = 0.01,
         decay: Decay | float = 0.0,
         guard: Guard | None = None,
+        compression: Compression | str | None = None,
         init: Init | str | None = None,
         seed: int = 0,
         rows: int = MAX_STORED,
@@ -205,6 +207,8 @@ class Sparse:
         - `rate`: the learning rate, a number or a schedule such as `ps.Step(...)`; 0.01.
         - `decay`: the weight decay of rows that are pushed, a number for L2, or a `ps.Decay`; none.
         - `guard`: which gradients are refused, a `ps.Guard`; those that are not finite.
+        - `compression`: how pushed rows travel, `"bf16"` or `"int8"`, rounded to the nearest; with
+          `ps.Compression.parse("int8", "bf16")` pulled rows, too; as plain float32.
         - `init`: first values, such as `ps.Normal(0.1)` or `"zeros"`; `ps.Uniform(0.01)`.
         - `seed`: a whole number; tables of other seeds have other first values.
         - `rows`: the most rows that may be stored, over all shards; beyond it, pushes of new ids
@@ -219,6 +223,7 @@ class Sparse:
         self.guard = (
             Guard() if guard is None else argument_checks.instance("guard", guard, Guard, "a Guard")
         )
+        self.compression = compression_of_rows("Sparse: compression", compression)
         first_values = Uniform(0.01) if init is None else init_of("Sparse: init", init)
         self._table = SparseTable(ONLY, dim, first_values, seed, rows)
 
@@ -235,7 +240,8 @@ class Sparse:
         settings: dict[str, Any] = {"init": table.init, "seed": table.seed, "rows": table.rows}
         if form is None:
             return cls(table.dim, **settings)
-        sparse = cls(table.dim, rate=form.rate, decay=form.decay, guard=form.guard, **settings)
+        settings |= {"rate": form.rate, "decay": form.decay, "guard": form.guard}
+        sparse = cls(table.dim, compression=form.compression, **settings)
         with suppress(msgspec.ValidationError):
             sparse.rule = msgspec.convert(form.rule, Rule)
         return sparse
@@ -244,7 +250,13 @@ class Sparse:
     def form(self) -> RowForm:
         """This description as a value that travels."""
         rule = msgspec.to_builtins(self.rule)
-        return RowForm(rule=rule, rate=self.rate, decay=self.decay, guard=self.guard)
+        return RowForm(
+            rule=rule,
+            rate=self.rate,
+            decay=self.decay,
+            guard=self.guard,
+            compression=self.compression,
+        )
 
     @property
     def dim(self) -> int:

@@ -1,7 +1,8 @@
 """Rows on the wire: the frames of ids and of rows, and their checks.
 
 A frame of ids holds uint64 in strictly ascending order, so none is repeated, and all of them in the
-buckets of the receiving shard. A frame of rows holds float32, `dim` for each id, in their order.
+buckets of the receiving shard. A frame of rows holds `dim` floats for each id, in their order, in
+the encoding that its part names (row_codecs.py).
 The answer to a pull has two frames: the rows in the order of the ids asked, and for each of these
 one bit that says whether the row is stored. A row that is not has its first values.
 """
@@ -12,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.ops.rows import Ids
+from shards import row_codecs
 from shards.errors import BadMessage
+from shards.messages import Kind
 from shards.tables import ID_BYTES, KeyRange, SparseTable, buckets_of
 from shards.wire_format import Buffer
 
@@ -55,12 +58,9 @@ def check_ids(label: str, table: SparseTable, buckets: KeyRange, frame: Buffer) 
     return ids
 
 
-def check_rows(label: str, table: SparseTable, ids: Ids, frame: Buffer) -> RowGradient:
-    """The rows in a frame, one for each of `ids`, without a copy; raises BadMessage."""
-    size, expected = memoryview(frame).nbytes, 4 * table.dim * len(ids)
-    if size != expected:
-        raise BadMessage(
-            f"{label}: rows of table {table.name}: expected {len(ids)} rows of {table.dim} float32,"
-            f" {expected} bytes, got {size}"
-        )
-    return RowGradient(ids, np.frombuffer(frame, np.float32).reshape(len(ids), table.dim))
+def check_rows(label: str, table: SparseTable, ids: Ids, kind: Kind, frame: Buffer) -> RowGradient:
+    """The rows in a frame, one for each of `ids`; raises BadMessage."""
+    rows = row_codecs.decode(
+        f"{label}: rows of table {table.name}", kind, frame, len(ids), table.dim
+    )
+    return RowGradient(ids, rows)

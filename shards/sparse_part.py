@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from cupy_kernels.ops.rows import Ids, find_distinct, gather_rows, mix, sum_rows
 from cupy_kernels.ops.updates import squared_norm
+from shards import row_codecs
 from shards.buffer_pool import reserve
 from shards.errors import BadInput, BadMessage, Full
 from shards.messages import AskedPart, Kind, Part, PulledPart
@@ -54,7 +55,8 @@ class SparsePart:
         self.max_squares = spec.guard.max_squares
         self.most_rows = table.most_rows(len(shard.buckets))
         self._buckets = shard.buckets
-        self._pulled = PulledPart(table.name, Kind.F4, shard.buckets.start, shard.buckets.stop)
+        edges = shard.buckets.start, shard.buckets.stop
+        self._pulled = {kind: PulledPart(table.name, kind, *edges) for kind in row_codecs.PULLED}
         self._width = spec.row_floats
         self._clear()
 
@@ -69,17 +71,17 @@ class SparsePart:
     # --- pushes -----------------------------------------------------------------------------------
 
     def check(self, label: str, part: Part, frames: Sequence[Buffer]) -> RowGradient:
-        """The ids and rows of a push, as views of its frames; raises BadMessage."""
+        """The ids and rows of a push; of plain floats as views of its frames. Raises BadMessage."""
         edges = part.start, part.stop
         if edges != (self._buckets.start, self._buckets.stop):
             raise BadMessage(
                 f"{label}: expected buckets {self._buckets} of table {part.table},"
                 f" got [{part.start}, {part.stop})"
             )
-        self._check_kind(label, part.kind, part.zstd)
+        self._check_kind(label, part.kind, part.zstd, row_codecs.PUSHED)
         ids_frame, rows_frame = frames
         ids = check_ids(label, self.table, self._buckets, ids_frame)
-        return check_rows(label, self.table, ids, rows_frame)
+        return check_rows(label, self.table, ids, part.kind, rows_frame)
 
     def check_room(self, gradients: Sequence[RowGradient]) -> None:
         """Raise Full if the ids that are not stored yet are more than there is room for."""
@@ -159,7 +161,7 @@ class SparsePart:
     def check_ask(self, ask: AskedPart, frames: Sequence[Buffer]) -> None:
         """Raise BadMessage if rows cannot be served as `ask` says."""
         label = "pull"
-        self._check_kind(label, ask.kind, ask.zstd)
+        self._check_kind(label, ask.kind, ask.zstd, row_codecs.PULLED)
         (ids_frame,) = frames
         check_ids(label, self.table, self._buckets, ids_frame)
 
@@ -178,15 +180,20 @@ class SparsePart:
         (missing,) = np.nonzero(slots < 0)
         if missing.size:  # nothing is stored here, or a pull would change the state
             rows[missing] = self.table.init.make_rows(ids[missing], self.table.dim, self.table.seed)
-        return self._pulled, (rows, np.packbits(slots >= 0))
+        frame: NDArray[Any] = rows
+        if ask.kind is not Kind.F4:
+            # For this answer alone: rows change in place, so none can be made for several.
+            frame = np.empty(len(ids) * row_codecs.row_bytes(ask.kind, self.table.dim), np.uint8)
+            row_codecs.encode(ask.kind, rows, frame)
+        return self._pulled[ask.kind], (frame, np.packbits(slots >= 0))
 
     def forget(self, worker: str) -> None:
         """Nothing is kept for single workers."""
 
-    def _check_kind(self, label: str, kind: Kind, zstd: bool) -> None:
-        if kind is not Kind.F4 or zstd:
+    def _check_kind(self, label: str, kind: Kind, zstd: bool, kinds: Sequence[Kind]) -> None:
+        if kind not in kinds or zstd:
             raise BadMessage(
-                f"{label}: expected rows of table {self.table.name} as plain floats,"
+                f"{label}: expected rows of table {self.table.name} as {', '.join(kinds)},"
                 f" got {kind}{' packed by zstd' if zstd else ''}"
             )
 

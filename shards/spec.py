@@ -6,7 +6,7 @@ import msgspec
 from msgspec import structs
 
 from cupy_kernels.backends import HOST, Backend
-from shards import argument_checks, payloads, pull_encodings
+from shards import argument_checks, payloads, pull_encodings, row_codecs
 from shards.aggregation import (
     BUFFER,
     CONSTANT,
@@ -60,10 +60,11 @@ class TableSpec(msgspec.Struct, frozen=True):
             expected = "a DenseTable or a SparseTable"
             argument_checks.instance("TableSpec: table", self.table, SparseTable, expected)
         argument_checks.instance("TableSpec: guard", self.guard, Guard, "a Guard")
-        for field in ("pushed", "pulled"):
+        for field, kinds in (("pushed", row_codecs.PUSHED), ("pulled", row_codecs.PULLED)):
             kind = argument_checks.choice(field, getattr(self, field), Kind)
-            if self.is_sparse and kind is not Kind.F4:
-                raise argument_checks.wrong(f"table {self.table.name}: {field}", "f4", kind)
+            if self.is_sparse and kind not in kinds:
+                expected = f"one of {', '.join(kinds)}"
+                raise argument_checks.wrong(f"table {self.table.name}: {field}", expected, kind)
             structs.force_setattr(self, field, kind)
         rule = row_rule_of if self.is_sparse else rule_of
         for field, checked in (("rule", rule), ("schedule", schedule_of), ("decay", decay_of)):
@@ -84,6 +85,7 @@ class TableSpec(msgspec.Struct, frozen=True):
         """Compile the rule and the expected codecs. Raises BadInput as `ShardSpec.prepare` does."""
         if self.is_sparse:
             self.rule.prepare_rows()
+            row_codecs.prepare(self.pushed, self.pulled)
             return
         self.rule.prepare(backend)
         payloads.prepare(self.pushed)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from shards import argument_checks
+from shards import argument_checks, row_codecs
 from shards.delta_pulls import KINDS as CHANGES
 from shards.errors import BadInput
 from shards.messages import Kind
@@ -95,6 +95,7 @@ _SPARSE: dict[str, tuple[type[Sparse], str]] = {
     "topk": (TopK, "share"),
     "threshold": (Threshold, "tau"),
 }
+ROW_PUSHES = f"{NONE}, bf16 or int8"
 PUSHES = f"{', '.join(NAMES)}, topk:SHARE or threshold:TAU"
 _PULLS = {NONE: Kind.F4} | {n: k for n, k in NAMES.items() if k in KINDS + CHANGES}
 PULLS = f"{', '.join(_PULLS)} or topk:SHARE"
@@ -173,21 +174,52 @@ def compression_of(argument: str, value: object) -> Compression:
     )
 
 
+def compression_of_rows(argument: str, value: object) -> Compression:
+    """The Compression for `value` as `compression_of`; raises BadInput for one that rows lack.
+
+    What is left out of a push would need a residual of every row that a worker ever pushed.
+    """
+    choice = compression_of(argument, value)
+    if choice.push_kind not in row_codecs.PUSHED or choice.zstd:
+        expected = f"{ROW_PUSHES} for pushes of rows, without zstd"
+        got = f"{choice.push_kind}{',zstd' if choice.zstd else ''}"
+        raise BadInput(argument, expected=expected, got=got)
+    if choice.pull not in row_codecs.PULLED:
+        raise BadInput(argument, expected="none or bf16 for pulls of rows", got=choice.pull)
+    return choice
+
+
 def by_table(
     value: Compression | str | Mapping[str, Compression | str] | None, layout: Layout
 ) -> dict[str, Compression]:
-    """The Compression of each table: one for all, or one for each that is named.
+    """The Compression of each table: one for all dense ones, or one for each that is named.
 
-    Raises BadInput for a table that `layout` does not have, and where all tables are sparse.
+    Raises BadInput for a table that `layout` does not have, for one of rows that cannot be
+    compressed so, and for one choice for all where all tables are sparse.
     """
-    if value and not layout.tables:
-        rows = ", ".join(layout.all_names)
-        raise BadInput("compression", expected="none for rows alone", got=f"some for {rows}")
+    # A choice for all leaves rows as they are: what they lose by rounding is not sent later.
+    rows = {table.name for table in layout.sparse}
     if not isinstance(value, Mapping):
-        return dict.fromkeys(layout.names, compression_of("compression", value))
-    for name in value:
-        layout.section(name)
-    return {name: compression_of("compression", value.get(name)) for name in layout.names}
+        if value and not layout.tables:
+            names = ", ".join(layout.all_names)
+            raise BadInput(
+                "compression", expected=f"a dict by table, of {names}", got="one for all"
+            )
+        named: Mapping[str, Compression | str] = {}
+        default = compression_of("compression", value)
+    else:
+        named, default = value, Compression()
+        for name in named.keys() - rows:
+            if name not in layout.names:
+                known = ", ".join(layout.all_names)
+                raise BadInput("compression", expected=f"tables among {known}", got=f"{name!r}")
+    chosen = {
+        name: compression_of("compression", named.get(name, default)) for name in layout.names
+    }
+    return chosen | {
+        table.name: compression_of_rows(f"compression: {table.name}", named.get(table.name))
+        for table in layout.sparse
+    }
 
 
 def _writing(name: str, options: list[str]) -> Writing | None:

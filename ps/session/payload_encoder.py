@@ -25,7 +25,7 @@ from ps.session.compression import Compression
 from ps.session.error_feedback import ErrorFeedback, check_squares
 from ps.session.events import Frames
 from ps.session.row_requests import Gather, SplitIds
-from shards import delta_pulls, payloads, zstd_frames
+from shards import delta_pulls, payloads, row_codecs, zstd_frames
 from shards.errors import BadInput, BadMessage
 from shards.gradient_guard import Guard
 from shards.messages import AskedPart, Kind, Part, PulledPart, Weights
@@ -185,9 +185,11 @@ class PayloadEncoder:
         feedback = None if plain else self.feedback
         checks = len(self._sections) > 1 and not plain
         rows = self.split_rows(gradients) if self._sparse else ()
-        if checks:
-            for part in rows:
+        for part in rows:
+            # Rounding would turn NaN into a number, which no shard would refuse.
+            if checks or (not plain and self._row_kind(part.table.name) is not Kind.F4):
                 self._check_rows(part, gradients[part.table.name].rows, seq)
+        if checks:
             for name, gradient in gradients.items():
                 if name in self._sparse:
                     continue
@@ -281,7 +283,7 @@ class PayloadEncoder:
                 parts.append(section.plain if plain else section.encoded)
                 frames.append(payload)
             if rows:
-                self._encode_rows(shard, rows, gradients, parts, frames)
+                self._encode_rows(shard, rows, gradients, parts, frames, plain=plain)
             written.append((parts, tuple(frames)))
         return written
 
@@ -292,32 +294,50 @@ class PayloadEncoder:
         gradients: Gradients,
         parts: list[Part],
         frames: list[NDArray[Any]],
+        *,
+        plain: bool,
     ) -> None:
         """Append the parts and frames of a shard's rows; they are in its memory if it shares any.
 
         All rows of a message take one piece of that memory, as there are few.
         """
         splits = [split for split in rows if split.count(shard)]
-        sizes = [_round_up(split.count(shard) * split.table.row_bytes) for split in splits]
-        memory, buckets = self.take_rows(shard, sum(sizes)), self._map.buckets[shard]
-        start = 0
-        for split, size in zip(splits, sizes, strict=True):
-            gradient, count = gradients[split.table.name], split.count(shard)
-            parts.append(Part(split.table.name, Kind.F4, buckets.start, buckets.stop))
-            if memory is None:
+        kinds = [Kind.F4 if plain else self._row_kind(split.table.name) for split in splits]
+        sizes = [
+            split.count(shard) * row_codecs.row_bytes(kind, split.table.dim)
+            for split, kind in zip(splits, kinds, strict=True)
+        ]
+        ids_sizes = [ID_BYTES * split.count(shard) for split in splits]
+        # Lines do not straddle two arrays, so that a view of each is aligned for its floats.
+        memory = self.take_rows(shard, sum(map(_round_up, ids_sizes + sizes)))
+        buckets, start = self._map.buckets[shard], 0
+        for split, kind, ids_size, size in zip(splits, kinds, ids_sizes, sizes, strict=True):
+            parts.append(Part(split.table.name, kind, buckets.start, buckets.stop))
+            gradient: Floats = gradients[split.table.name].rows
+            if memory is None and kind is Kind.F4:
                 # For a single shard without a copy: the arrays are the step's own, and stay.
-                frames += split.of_shard(shard, split.ids), split.of_shard(shard, gradient.rows)
+                frames += split.of_shard(shard, split.ids), split.of_shard(shard, gradient)
                 continue
-            # Lines do not straddle two arrays, so that a view of each is aligned for its floats.
-            end = start + ID_BYTES * count
-            ids = memory[start:end].view(np.uint64)
-            values = memory[end : end + 4 * split.table.dim * count].view(np.float32)
-            values = values.reshape(count, split.table.dim)
-            # Written in place: for several shards each row would be copied anyway.
-            split.copy(shard, split.ids, ids)
-            split.copy(shard, gradient.rows, values)
-            frames += ids, values
-            start += size
+            if memory is None:
+                ids, rows_bytes = split.of_shard(shard, split.ids), np.empty(size, np.uint8)
+            else:
+                end = start + _round_up(ids_size)
+                ids = memory[start : start + ids_size].view(np.uint64)
+                rows_bytes = memory[end : end + size]
+                start = end + _round_up(size)
+                split.copy(shard, split.ids, ids)
+            if kind is Kind.F4:
+                # Written in place: for several shards each row would be copied anyway.
+                values = rows_bytes.view(np.float32).reshape(split.count(shard), -1)
+                split.copy(shard, gradient, values)
+                frames += ids, values
+            else:
+                row_codecs.encode(kind, split.of_shard(shard, gradient), rows_bytes)
+                frames += ids, rows_bytes
+
+    def _row_kind(self, table: str) -> Kind:
+        """The encoding of a table's rows in pushes."""
+        return self.compression[table].push_kind
 
     def asks(self, shard: int, tables: Sequence[str]) -> list[AskedPart]:
         """The parts of a pull of these tables from a shard."""
@@ -336,7 +356,9 @@ class PayloadEncoder:
     ) -> tuple[list[AskedPart], tuple[Ids, ...]]:
         """The parts and frames of a pull of rows from a shard; none for a table without any."""
         asked = [split for split in rows if split.count(shard)]
-        parts = [AskedPart(split.table.name) for split in asked]
+        parts = [
+            AskedPart(split.table.name, self.compression[split.table.name].pull) for split in asked
+        ]
         return parts, tuple(split.of_shard(shard, split.ids) for split in asked)
 
     def read(
@@ -360,8 +382,9 @@ class PayloadEncoder:
                 f"weights: expected {len(asks)} parts and {expected} frames,"
                 f" got {len(reply.parts)} and {len(frames)}"
             )
+        row_frames: list[Buffer] = []
         if asked_frames:
-            self._check_rows_read(reply, asks[dense:], asked_frames, frames[dense:])
+            row_frames = self._read_rows(reply, asks[dense:], asked_frames, frames[dense:])
         for ask, part, frame in zip(asks[:dense], reply.parts, frames, strict=False):
             keys = self._keys[reply.shard][ask.table]
             if part.table != ask.table or part.start != keys.start or part.stop != keys.stop:
@@ -383,32 +406,39 @@ class PayloadEncoder:
                 # counts, so that the staleness of the push is never understated.
                 payload, version = view.weights.view(np.uint8), min(version, view.version)
             payload_frames.append(payload.data)
-        payload_frames += frames[dense:]
+        payload_frames += row_frames
         if version != reply.version:
             reply = msgspec.structs.replace(reply, version=version)
         return reply, payload_frames
 
-    def _check_rows_read(
+    def _read_rows(
         self,
         reply: Weights,
         asks: Sequence[AskedPart],
         asked_frames: Frames,
         frames: Sequence[Buffer],
-    ) -> None:
-        """Raise BadMessage unless an answer has the rows of these ids."""
+    ) -> list[Buffer]:
+        """The rows of these ids in an answer as plain floats; raises BadMessage."""
+        decoded: list[Buffer] = []
         parts = reply.parts[-len(asks) :]
         for number, (ask, part, ids) in enumerate(zip(asks, parts, asked_frames, strict=True)):
             table, buckets = self._sparse[ask.table], self._map.buckets[reply.shard]
             edges = part.table, part.kind, part.start, part.stop
-            if edges != (ask.table, Kind.F4, buckets.start, buckets.stop):
+            if edges != (ask.table, ask.kind, buckets.start, buckets.stop):
                 raise BadMessage(f"weights: expected rows of buckets {buckets}, got {part}")
-            sizes = [memoryview(frame).nbytes for frame in frames[2 * number : 2 * number + 2]]
-            expected = [4 * table.dim * len(ids), -(-len(ids) // 8)]
+            rows, bits = frames[2 * number : 2 * number + 2]
+            sizes = [memoryview(frame).nbytes for frame in (rows, bits)]
+            expected = [row_codecs.row_bytes(ask.kind, table.dim) * len(ids), -(-len(ids) // 8)]
             if sizes != expected:
                 raise BadMessage(
                     f"weights: rows of table {ask.table}: expected frames of {expected} bytes,"
                     f" got {sizes}"
                 )
+            if ask.kind is not Kind.F4:
+                # Here, because what puts rows together knows plain floats alone.
+                rows = row_codecs.decode("weights", ask.kind, rows, len(ids), table.dim).data
+            decoded += rows, bits
+        return decoded
 
 
 def _round_up(size: int) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ps.session.events import Frames, Send
 from ps.session.flow_control import PushTimes
 from ps.session.session import Session
-from shards import payloads
+from shards import payloads, row_codecs
 from shards.messages import Push
 from shards.row_frames import RowGradient
 from shards.tables import KeyRange
@@ -87,6 +87,7 @@ def collect_pushes(former: Session, after: int) -> list[CarriedPush]:
 
 def _whole(former: Session, parts: Mapping[int, tuple[Push, Frames]]) -> CarriedPush:
     sizes = {table.name: table.size for table in former.layout.tables}
+    dims = {table.name: table.dim for table in former.layout.sparse}
     gradients: dict[str, Floats] = {}
     rows: dict[str, list[Frames]] = {}
     for message, frames in parts.values():
@@ -94,7 +95,9 @@ def _whole(former: Session, parts: Mapping[int, tuple[Push, Frames]]) -> Carried
         for part in message.parts:
             frame = next(remaining)
             if part.table not in sizes:
-                rows.setdefault(part.table, []).append((frame, next(remaining)))
+                encoded, dim = next(remaining).data, dims[part.table]
+                decoded = row_codecs.decode("push", part.kind, encoded, len(frame), dim)
+                rows.setdefault(part.table, []).append((frame, decoded))
                 continue
             keys = KeyRange(part.start, part.stop)
             payload = payloads.validate("push", part.kind, part.zstd, keys, frame.data)

@@ -174,3 +174,25 @@ def test_without_numba_numpy_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     functions = rows.RowFunctions()
     functions.count_ids(rows.WORTH_LOADING)
     assert functions.module is cpu
+
+
+@given(count=st.integers(1, 30), dim=DIMS, seed=st.integers(0, 2**20))
+def test_int8_rows_are_the_same_bits(count: int, dim: int, seed: int) -> None:
+    """Codes, scales and decoded rows of both engines are equal, and are the nearest multiples."""
+    drawn = draw_rows(count, dim, seed) * np.float32(10.0 ** (seed % 60 - 40))
+    results = []
+    for engine in (cpu, loops):
+        codes, scales = np.empty((count, dim), np.int8), np.empty(count, np.float32)
+        engine.quantise_rows(drawn, codes, scales)
+        decoded = np.empty((count, dim), np.float32)
+        engine.dequantise_rows(codes, scales, decoded)
+        results.append((codes, scales, decoded))
+    assert all(map(same_bits, *results))
+    codes, scales, decoded = results[0]
+    for row, code, scale, back in zip(drawn.tolist(), codes.tolist(), scales, decoded, strict=True):
+        expected = np.float32(max(map(abs, row))) / np.float32(127)
+        assert scale == (expected if expected >= 2.0**-126 else 0)
+        for value, number, result in zip(row, code, back, strict=True):
+            quotient = np.float32(value) / scale if scale else np.float32(value)
+            assert number == max(-127, min(127, round(float(quotient))))
+            assert result == np.float32(number) * scale

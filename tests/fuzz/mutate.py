@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ps.security.enrolment import Enrol
 from ps.shared_memory import handshake
 from ps.transport.striping import Cutter
-from shards import shard_state, wire_format
+from shards import row_codecs, shard_state, wire_format
 from shards.messages import (
     PROTOCOL,
     AskedPart,
@@ -122,27 +122,29 @@ def valid(shard: Shard) -> list[Frames]:
     return [*alone, together, noted, *striped, [wire_format.encode_state(Enrol("w", 0, "0" * 64))]]
 
 
-def row_push(shard: Shard, seq: int) -> Push:
+def row_push(shard: Shard, seq: int, kind: Kind = Kind.F4) -> Push:
     """A push of worker "w" with rows alone."""
     (user,) = (table.name for table in shard.spec.layout.sparse)
     (buckets,) = shard.spec.map.buckets
     sender = shard.spec.job, "w", 0, shard.boot, shard.spec.map.epoch
-    part = Part(user, Kind.F4, buckets.start, buckets.stop)
+    part = Part(user, kind, buckets.start, buckets.stop)
     return Push(100 + seq, *sender, seq, seq, seq, 1, 8, 0, [part], 0.5, 0.01, 0.0)
 
 
-def row_pull(shard: Shard) -> Pull:
+def row_pull(shard: Shard, kind: Kind = Kind.F4) -> Pull:
     """A pull of worker "w" of rows alone."""
     (user,) = (table.name for table in shard.spec.layout.sparse)
     sender = shard.spec.job, "w", 0, shard.boot, shard.spec.map.epoch
-    return Pull(8, *sender, 0, [AskedPart(user)])
+    return Pull(8, *sender, 0, [AskedPart(user, kind)])
 
 
-def draw_rows(dice: random.Random) -> Frames:
+def draw_rows(dice: random.Random, kind: Kind = Kind.F4) -> Frames:
     """The frames of ids and of rows of two floats, of up to eight ids, many of them near others."""
     ids = {dice.choice((dice.randrange(40), dice.randrange(2**64))) for _ in range(8)}
-    rows = [dice.choice((0.5, -2.0, 1e9)) for _ in range(2 * len(ids))]
-    return [np.array(sorted(ids), np.uint64).tobytes(), np.array(rows, np.float32).tobytes()]
+    drawn = [dice.choice((0.5, -2.0, 1e9)) for _ in range(2 * len(ids))]
+    rows = np.empty(len(ids) * row_codecs.row_bytes(kind, 2), np.uint8)
+    row_codecs.encode(kind, np.array(drawn, np.float32).reshape(-1, 2), rows)
+    return [np.array(sorted(ids), np.uint64).tobytes(), rows.tobytes()]
 
 
 def spoil_rows(frames: Frames, dice: random.Random) -> Frames:

@@ -13,7 +13,7 @@ from ps.security.authorization import Admission, Invitation, KeyRegistry
 from ps.shared_memory import handshake
 from ps.shared_memory.shard_side import ShardSide
 from ps.transport.striping import Gatherer
-from shards import wire_format
+from shards import row_codecs, wire_format
 from shards.errors import DownpourError
 from shards.first_values import Uniform
 from shards.messages import PROTOCOL, Ack, Hello, Join, Message, Probe, Refusal, Weights
@@ -140,13 +140,14 @@ def run_rows(executions: int, seed: int) -> Tally:
     for number in range(executions):
         if number % _ROWS_ANEW == 0:
             shard, seq = a_shard(), 0
-        frames = spoil_rows(draw_rows(dice), dice)
+        kind, asked = dice.choice(row_codecs.PUSHED), dice.choice(row_codecs.PULLED)
+        frames = spoil_rows(draw_rows(dice, kind), dice)
         before = shard.parameters.copy()
         try:
-            (pulled,) = shard.handle(b"peer", row_pull(shard), frames[:1], 0.0)
+            (pulled,) = shard.handle(b"peer", row_pull(shard, asked), frames[:1], 0.0)
             assert isinstance(pulled.message, Weights | Refusal)
             assert shard.parameters.is_at(before), "a pull changed the state"
-            (pushed,) = shard.handle(b"peer", row_push(shard, seq + 1), frames, 0.0)
+            (pushed,) = shard.handle(b"peer", row_push(shard, seq + 1, kind), frames, 0.0)
             after = shard.parameters.copy()
             if isinstance(pushed.message, Ack):
                 seq += 1

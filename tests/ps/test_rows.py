@@ -337,14 +337,23 @@ def test_a_resumed_job_keeps_its_first_values(tmp_path: Path) -> None:
             pass
 
 
-def test_rows_are_not_compressed() -> None:
-    """A job of rows alone has nothing to compress, and says so; no choice is ignored."""
+def test_compressions_that_rows_lack() -> None:
+    """A choice for all concerns dense tables; one that rows lack is refused, never ignored."""
     with ps.local(ps.Sparse(DIM)) as job:
-        for choice in ("int8", {"weights": "int8"}):
-            with pytest.raises(ps.BadInput, match="compression: expected none for rows alone"):
+        for choice, text in (
+            ("int8", "compression: expected a dict by table, of weights, got one for all"),
+            ({"user": "int8"}, "compression: expected tables among weights, got 'user'"),
+            ({"weights": "topk:0.1"}, "weights: expected none, bf16 or int8 for pushes of rows"),
+            ({"weights": "fp16"}, "compression: weights: expected none, bf16 or int8 for pushes"),
+            ({"weights": "int8,zstd"}, "pushes of rows, without zstd, got int8,zstd"),
+            (
+                {"weights": ps.Compression.parse("none", "int8")},
+                "weights: expected none or bf16 for pulls of rows, got int8",
+            ),
+        ):
+            with pytest.raises(ps.BadInput) as raised:
                 job.worker("w0", compression=choice).__enter__()
-    with ps.local(tables()) as job, pytest.raises(ps.BadInput, match="one of net, got 'user'"):
-        job.worker("w0", compression={"user": "int8"}).__enter__()
+            assert text in str(raised.value)
 
 
 def test_settings_that_are_refused() -> None:
@@ -355,10 +364,8 @@ def test_settings_that_are_refused() -> None:
         ({"dim": 4, "rule": ps.RMSProp()}, "rule: expected a rule of sparse tables"),
         ({"dim": 4, "init": 0.1}, 'expected first values such as Uniform(0.01) or "zeros", got 0'),
         ({"dim": 4, "init": "normal"}, "Sparse: init: expected first values such as Uniform(0.01)"),
-        (
-            {"dim": 4, "compression": "int8"},
-            "Sparse: settings: expected rule, rate, decay, guard, ",
-        ),
+        ({"dim": 4, "buffers": ()}, "Sparse: settings: expected rule, rate, decay, guard, "),
+        ({"dim": 4, "compression": "topk:0.1"}, "Sparse: compression: expected none, bf16 or int8"),
         ({"dim": 4, "rates": 1}, "Sparse: settings: expected rate, or another known name, got 'ra"),
         ({"dim": 4, "seed": -1}, "seed: expected 0 to"),
         ({"dim": 4, "rows": 0}, "rows: expected 1 to"),

@@ -150,14 +150,26 @@ BAD_PUSHES: list[tuple[list[Part], list[bytes], str]] = [
     ([NET, USER], [ONES, ids_frame([9, 4]), TWO], "expected them in strictly ascending order"),
     ([NET, USER], [ONES, ids_frame([4, 4]), TWO], "ascending order, got 4 after 4"),
     ([NET, USER], [ONES, ids_frame([4, 9])[:-1], TWO], "ids of 8 bytes, got 15 bytes"),
-    ([NET, USER], [ONES, ids_frame([4, 9, 11]), TWO], "expected 3 rows of 2 float32, 24 bytes"),
-    ([NET, USER], [ONES, ids_frame([4]), TWO], "expected 1 rows of 2 float32, 8 bytes, got 16"),
-    ([NET, USER], [ONES, ids_frame([4, 9]), TWO[:-1]], "expected 2 rows of 2 float32"),
+    (
+        [NET, USER],
+        [ONES, ids_frame([4, 9, 11]), TWO],
+        "expected 3 rows of 2 floats as f4, 24 bytes",
+    ),
+    (
+        [NET, USER],
+        [ONES, ids_frame([4]), TWO],
+        "expected 1 rows of 2 floats as f4, 8 bytes, got 16",
+    ),
+    ([NET, USER], [ONES, ids_frame([4, 9]), TWO[:-1]], "expected 2 rows of 2 floats as f4"),
     ([NET, USER], [ONES, ids_frame([4, 9])], "expected 3 frames, got 2"),
     ([NET, USER], [ONES, ids_frame([4, 9]), TWO, TWO], "expected 3 frames, got 4"),
     ([USER, USER], [ids_frame([4, 9]), TWO] * 2, "expected one part of table user, got a second"),
     ([USER, NET], [ONES, ids_frame([4, 9]), TWO], "user"),
-    ([NET, replace(USER, kind=Kind.INT8)], [ONES, ids_frame([4, 9]), TWO], "got int8"),
+    (
+        [NET, replace(USER, kind=Kind.INT8)],
+        [ONES, ids_frame([4, 9]), TWO],
+        "as int8, 12 bytes, got 16",
+    ),
     ([NET, replace(USER, zstd=True)], [ONES, ids_frame([4, 9]), TWO], "got f4 packed by zstd"),
     ([NET, replace(USER, stop=9)], [ONES, ids_frame([4, 9]), TWO], "expected buckets"),
     ([NET, replace(USER, table="item")], [ONES, ids_frame([4, 9]), TWO], "got one of item"),
@@ -241,7 +253,7 @@ def test_the_ids_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ([AskedPart("net")], [ids_frame([1])], "pull: expected 0 frames, got 1"),
         ([AskedPart("user")] * 2, [ids_frame([1])] * 2, "pull: expected each table at most once"),
         ([AskedPart("user")], [ids_frame([2, 1])], "strictly ascending order, got 1 after 2"),
-        ([AskedPart("user", Kind.BF16)], [ids_frame([1])], "as plain floats, got bf16"),
+        ([AskedPart("user", Kind.INT8)], [ids_frame([1])], "as f4, bf16, got int8"),
     ],
 )
 def test_a_pull_of_no_rows_is_refused(
@@ -299,8 +311,10 @@ def test_a_strategy_with_a_buffer_of_its_own_is_refused() -> None:
     with pytest.raises(BadInput, match="rule: expected a rule of sparse tables"):
         TableSpec(SPARSE, RMSProp())
     assert TableSpec(SPARSE, SGD()).rule == SGD()
-    with pytest.raises(BadInput, match="pushed: expected f4"):
-        TableSpec(SPARSE, pushed=Kind.BF16)
+    with pytest.raises(BadInput, match="pushed: expected one of f4, bf16, int8, got 'fp16'"):
+        TableSpec(SPARSE, pushed=Kind.FP16)
+    with pytest.raises(BadInput, match="pulled: expected one of f4, bf16, got 'int8'"):
+        TableSpec(SPARSE, pulled=Kind.INT8)
 
 
 def test_maps_cover_all_buckets() -> None:

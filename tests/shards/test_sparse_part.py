@@ -281,11 +281,17 @@ WHOLE = Part("user", Kind.F4, 0, BUCKETS)
         (
             WHOLE,
             [frames_of([1, 2])[0], b"\0" * 12],
-            "expected 2 rows of 3 float32, 24 bytes, got 12",
+            "expected 2 rows of 3 floats as f4, 24 bytes, got 12",
         ),
         (Part("user", Kind.F4, 0, 5), frames_of([1]), "expected buckets [0, 65536)"),
-        (Part("user", Kind.BF16, 0, BUCKETS), frames_of([1]), "as plain floats, got bf16"),
-        (Part("user", Kind.F4, 0, BUCKETS, zstd=True), frames_of([1]), "as plain floats"),
+        (Part("user", Kind.FP16, 0, BUCKETS), frames_of([1]), "as f4, bf16, int8, got fp16"),
+        (Part("user", Kind.BF16, 0, BUCKETS), frames_of([1]), "as bf16, 6 bytes, got 12"),
+        (
+            Part("user", Kind.INT8, 0, BUCKETS),
+            [frames_of([1])[0], np.float32(np.nan).tobytes() + b"\1\2\3"],
+            "expected scales that are finite and at least 0",
+        ),
+        (Part("user", Kind.F4, 0, BUCKETS, zstd=True), frames_of([1]), "got f4 packed by zstd"),
     ],
 )
 def test_a_push_that_is_no_rows_is_refused(part: Part, frames: list[bytes], text: str) -> None:

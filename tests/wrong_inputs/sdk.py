@@ -534,6 +534,7 @@ def _started_jobs(env: Env) -> dict[str, Target]:
                 "rate": "schedule",
                 "decay": "decay",
                 "guard": "object?",
+                "compression": "compression",
                 "init": "object?",
                 "seed": "0..",
                 "rows": "1..",

@@ -81,13 +81,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         chosen = self.links.build_compression()
         if self.function is None or chosen != Compression():
             return chosen
-        return {name: dense.compression for name, dense in self.function.tables.dense.items()}
+        return {name: table.compression for name, table in self.function.tables.items()}
 
     @property
     def keeps_own_state(self) -> bool:
         """True if workers keep values between pushes: a residual, or a state of their strategy."""
         chosen = self.compression
-        every = chosen.values() if isinstance(chosen, dict) else (chosen,)
+        every = [chosen] if isinstance(chosen, Compression) else list(chosen.values())
+        if self.function is not None and isinstance(chosen, dict):  # rows leave no residual
+            every = [chosen[name] for name in self.function.tables.dense]
         return bool(self.plan.strategy.keeps) or any(
             compression.push is not None for compression in every
         )

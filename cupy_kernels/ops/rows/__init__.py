@@ -1,4 +1,4 @@
-"""Rows by 64-bit id: hashes, first values, sums over equal ids, and the index of a table's rows.
+"""Rows by 64-bit id: hashes, first values, sums over equal ids, int8, and the index of a table.
 
 On the host alone. The functions of cpu.py have compiled versions of equal results in loops.py. A
 shard loads these when it starts. A worker may never handle enough rows to make up for the second
@@ -22,6 +22,7 @@ __all__ = [
     "Floats",
     "Ids",
     "Slots",
+    "dequantise_rows",
     "draw_normal",
     "draw_uniform",
     "draw_words",
@@ -31,6 +32,7 @@ __all__ = [
     "insert_slots",
     "mix",
     "prepare",
+    "quantise_rows",
     "sum_rows",
     "use",
 ]
@@ -86,6 +88,8 @@ draw_normal = _with_loops(cpu.draw_normal)
 find_slots = _with_loops(cpu.find_slots)
 gather_rows = _with_loops(cpu.gather_rows)
 insert_slots = _with_loops(cpu.insert_slots)
+quantise_rows = _with_loops(cpu.quantise_rows)
+dequantise_rows = _with_loops(cpu.dequantise_rows)
 sum_rows = _with_loops(cpu.sum_rows)
 
 
@@ -114,3 +118,6 @@ def prepare() -> None:
     draw_uniform(ids, 1, 0)
     draw_normal(ids, 1, 0)
     sum_rows(find_distinct(ids), slab)  # for the mean of a round
+    codes, scales = np.zeros((1, 1), np.int8), np.zeros(1, np.float32)
+    quantise_rows(slab, codes, scales)
+    dequantise_rows(codes, scales, slab)

@@ -18,6 +18,7 @@ Ids = NDArray[np.uint64]
 Slots = NDArray[np.int64]
 """The slot of each id, or -1 for an id without a row."""
 
+_LEVELS, _LEAST_NORMAL = np.float32(127), np.float32(2.0**-126)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio, SplitMix64's step
 
 
@@ -84,6 +85,23 @@ def sum_rows(of: DistinctIds, rows: Floats) -> Floats:
         for column in range(rows.shape[1]):
             summed[:, column] = np.bincount(inverse, rows[:, column], count)
     return summed
+
+
+def quantise_rows(rows: Floats, codes: NDArray[np.int8], scales: Floats) -> None:
+    """Round finite rows to whole multiples of their `scales`, the largest magnitudes over 127.
+
+    A row with a scale below the least normal number becomes zeros.
+    """
+    np.divide(np.abs(rows).max(axis=1), _LEVELS, out=scales)
+    scales[scales < _LEAST_NORMAL] = 0
+    steps = np.where(scales > 0, scales, np.float32(1))[:, None]
+    codes[...] = np.clip(np.rint(rows / steps), -_LEVELS, _LEVELS)
+
+
+def dequantise_rows(codes: NDArray[np.int8], scales: Floats, rows: Floats) -> None:
+    """Write the codes times the scales of their rows."""
+    with np.errstate(over="ignore"):  # the guard refuses infinity
+        np.multiply(codes, scales[:, None], out=rows, dtype=np.float32)
 
 
 class Cells(NamedTuple):

@@ -6,6 +6,7 @@ A row is a miss of every cache, so loops ask for memory a number of rows before 
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cupy_kernels.compilation import compile_loop, prefetch
 from cupy_kernels.ops.rows.cpu import Cells, DistinctIds, Floats, Ids, Slots
@@ -19,6 +20,7 @@ _ROWS_AHEAD = 16
 _LINE = 16  # floats of a cache line
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
+_LEAST_NORMAL = np.float32(2.0**-126)
 
 
 @compile_loop
@@ -141,6 +143,42 @@ def _sum_rows(inverse: Array, rows: Array, summed: Array) -> None:
         total, target = totals[i], summed[i]
         for column in range(dim):
             target[column] = total[column]
+
+
+# --- fewer bits -----------------------------------------------------------------------------------
+
+
+def quantise_rows(rows: Floats, codes: NDArray[np.int8], scales: Floats) -> None:
+    _quantise_rows(freeze(np.ascontiguousarray(rows)), codes, scales)
+
+
+@compile_loop
+def _quantise_rows(rows: Array, codes: Array, scales: Array) -> None:
+    levels = np.float32(127)
+    for i in range(len(rows)):
+        row, out, most = rows[i], codes[i], np.float32(0)
+        for column in range(len(row)):
+            most = max(most, abs(row[column]))
+        scale = most / levels
+        if scale < _LEAST_NORMAL:
+            scale = np.float32(0)
+        step = scale if scale > np.float32(0) else np.float32(1)
+        scales[i] = scale
+        for column in range(len(row)):
+            code = np.rint(row[column] / step)
+            out[column] = np.int8(min(max(code, -levels), levels))
+
+
+def dequantise_rows(codes: NDArray[np.int8], scales: Floats, rows: Floats) -> None:
+    _dequantise_rows(freeze(codes), freeze(scales), rows)
+
+
+@compile_loop
+def _dequantise_rows(codes: Array, scales: Array, rows: Array) -> None:
+    for i in range(len(rows)):
+        row, code, scale = rows[i], codes[i], scales[i]
+        for column in range(len(row)):
+            row[column] = np.float32(code[column]) * scale
 
 
 # --- the index ------------------------------------------------------------------------------------
