@@ -135,20 +135,20 @@ class Average(StrEnum):
 
 
 class Quorum(_Merging, frozen=True, tag="quorum"):
-    """Merge the reports on one table when `size` workers have sent theirs, as one version.
+    """Merge the reports on one table once `size` workers have sent theirs, as one version.
 
     A push is a report on the only table in it: the difference between that table's weights as the
     worker received them last and its own. It weighs tokens^2 / window steps (messages.py). After
     the quorum more reports may come while nobody needs the merged table: a worker that takes
     `overlap` steps before it needs the answer leaves `grace` times that time, less the exchange.
-    When all active workers have reported nobody is waited for. Reports are averaged as `average`
-    says, those on the tables in `mean_tables` always by the mean.
+    When all active workers have reported nobody is waited for; with `size` None all have to.
+    Reports are averaged as `average` says, those on the tables in `mean_tables` by the mean.
 
     A report from weights that another merge has replaced is late: it is acknowledged as dropped.
     Raises BadInput for a `size` or `overlap` below 1, and for a `grace` outside [0, 1].
     """
 
-    size: int = 1
+    size: int | None = 1
     overlap: int = 1
     grace: float = 0.5
     average: Average = Average.MEAN
@@ -156,7 +156,9 @@ class Quorum(_Merging, frozen=True, tag="quorum"):
 
     def __post_init__(self) -> None:
         for field in ("size", "overlap"):
-            value = argument_checks.whole(f"quorum: {field}", getattr(self, field), 1)
+            value = getattr(self, field)
+            if field == "overlap" or value is not None:
+                value = argument_checks.whole(f"quorum: {field}", value, 1)
             structs.force_setattr(self, field, value)
         grace = argument_checks.number("quorum: grace", self.grace, expected="[0, 1]")
         if not 0 <= grace <= 1:
@@ -176,6 +178,9 @@ EACH, ROUND = Each(), Round()
 
 BUFFER = "buffer"
 """The name of a shard's array with the sum of the pushes that it has yet to apply."""
+
+DIRECTIONS = "directions"
+"""The name of a shard's array with the sum of the directions of reports, a tensor at a time."""
 
 _MERGES: dict[str, Merge] = {"each": EACH, "round": ROUND}
 

@@ -16,8 +16,8 @@ A push that leaves the table out changes neither weights nor slots here, and doe
 with a bias correction, such as Adam, counts the updates of its own table.
 """
 
-from collections.abc import Iterator, Sequence
-from math import isfinite
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite, sqrt
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from cupy_kernels import backends
 from cupy_kernels.backends import HOST, Backend
 from cupy_kernels.ops.updates import mean, sgd_measured, squared_norm
 from shards import payloads, pull_encodings, zstd_frames
+from shards.aggregation import BUFFER, DIRECTIONS
 from shards.buffer_pool import Buffers, are_unshared
 from shards.delta_pulls import KINDS, DeltaViews
 from shards.errors import BadInput, BadMessage
@@ -37,13 +38,14 @@ from shards.rules import SGD, Decay
 from shards.run_plans import cover_gaps
 from shards.shard_state import WEIGHTS, Arrays, past_names
 from shards.spec import ShardSpec, TableSpec
-from shards.tables import DenseTable, RateRun, Section, segments
+from shards.tables import DenseTable, RateRun, Section, segments, trained_tensors
 from shards.wire_format import Buffer
 
 Floats = NDArray[np.float32]
 
 _PIECE = 1 << 19  # floats of each slot, 2 MB: a push waits for at most one piece, about 0.2 ms
 _SUM_PIECE = 1 << 19  # floats of each array that are in the cache at once when pushes are summed
+_VANISHING = 1e-5  # of the sum of weights: a sum of unit directions below it is rounding
 
 
 class DensePart:
@@ -72,6 +74,7 @@ class DensePart:
         self._spare: list[Floats] = []  # the second set of slots, once the first has been read
         self._moved = 0  # floats of each slot that are already copied to the second set
         self._segments = segments(table, section.keys)
+        self._tensors = trained_tensors(table, section.keys)
         if shard.deltas:  # the workers have applied their own multipliers
             plain = {"lr_mult": 1.0, "decay_mult": 0.0}
             self._segments = tuple(structs.replace(run, **plain) for run in self._segments)
@@ -189,6 +192,47 @@ class DensePart:
         self._slots[-1].fill(0)
         self.buffered = 0
         return gradient
+
+    def collect_report(self, report: Floats, weight: float, norms: dict[str, float]) -> None:
+        """Add `weight` times a report to the buffer, and each tensor's direction to theirs.
+
+        `norms` has the weighted sums of the tensors' norms, for `take_reports`.
+        """
+        self._own_slots()
+        sums = self._arrays_by_name()
+        sums[BUFFER] += np.float32(weight) * report
+        if DIRECTIONS in sums:
+            for name, where in self._tensors.items():
+                norm = sqrt(squared_norm(report[where]))
+                norms[name] = norms.get(name, 0.0) + weight * norm
+                if norm:  # a tensor that did not move has no direction
+                    sums[DIRECTIONS][where] += np.float32(weight / norm) * report[where]
+        self.buffered += 1
+
+    def take_reports(self, weight: float, norms: Mapping[str, float]) -> Floats:
+        """The average of the reports in the buffer; it is then empty.
+
+        It is their weighted mean; where directions were collected, it is for each tensor of N, the
+        weighted mean norm, along U, the mean direction: N * U/|U| (arXiv 2604.21428). Where U
+        vanishes it is the weighted mean.
+        """
+        self._own_slots()
+        sums = self._arrays_by_name()
+        average = sums[BUFFER] / np.float32(weight)
+        if DIRECTIONS in sums:
+            for name, where in self._tensors.items():
+                length = sqrt(squared_norm(sums[DIRECTIONS][where]))
+                # Opposite directions leave only rounding, which scaled up would be a step of noise.
+                if length > _VANISHING * weight:
+                    scale = np.float32(norms[name] / weight / length)
+                    np.multiply(sums[DIRECTIONS][where], scale, out=average[where])
+            sums[DIRECTIONS].fill(0)
+        sums[BUFFER].fill(0)
+        self.buffered = 0
+        return average
+
+    def _arrays_by_name(self) -> dict[str, Floats]:
+        return dict(zip(self._slot_names, self._slots, strict=True))
 
     def keep(self, weights: Floats, out: Floats) -> None:
         """Copy the section to the next version."""

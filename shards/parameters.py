@@ -32,6 +32,7 @@ from cupy_kernels.backends import HOST, Backend
 from shards.buffer_pool import Buffers, allocator
 from shards.dense_part import DensePart
 from shards.errors import BadInput, Retry
+from shards.reports import Reports
 from shards.shard_state import Arrays, SavedProgress, array_name, of_table, past_names
 from shards.sparse_part import SparsePart
 from shards.spec import ShardSpec
@@ -203,6 +204,19 @@ class ParameterStore:
         # Each push was measured as it came; the guard's limit is for one push, not for their mean.
         self.apply([gradients], rates, guarded=False)
         self.buffered = 0
+
+    def collect_report(
+        self, table: str, report: Floats, weight: float, norms: dict[str, float]
+    ) -> None:
+        """Add a report of this weight on a table, and to `norms` its weighted norms by tensor."""
+        self.parts[table].collect_report(report, weight, norms)
+        self.buffered += 1
+
+    def take_reports(self, table: str, reports: Reports) -> Gradients:
+        """The average of the reports on a table, as a push of it alone; none are left."""
+        part = self.parts[table]
+        self.buffered -= part.buffered
+        return {table: part.take_reports(reports.weight, reports.norms)}
 
     def measure(self, gradients: Gradients) -> float:
         """The squared norm of a push; raises BadInput if the guard of a table refuses its part."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shards.errors import BadInput
 from shards.ledger import Ledger, LedgerEntry
+from shards.reports import Reports
 from shards.shard_state import (
     IDS,
     WEIGHTS,
@@ -63,7 +64,12 @@ def repartition(
 
 
 def evenly_buffered(progress: Sequence[SavedProgress]) -> bool:
-    """Return whether all shards have as many pushes in their buffers, of each shared table."""
+    """Return whether all shards have as many pushes in their buffers, of each shared table.
+
+    Reports to a quorum are never even: their weights and norms are those of one shard's part.
+    """
+    if any(reports.workers for saved in progress for reports in saved.reports.values()):
+        return False
     counts = {(table, count) for saved in progress for table, count in saved.collected.items()}
     tables = {table for table, _ in counts}
     return len(counts) == len(tables) and len({saved.buffered for saved in progress}) == 1
@@ -211,6 +217,14 @@ def _merge(all_saved: Sequence[SavedProgress]) -> SavedProgress:
     collected = {name: max(saved.collected.get(name, 0) for saved in all_saved) for name in tables}
     # A change of the settings may have reached some shards only; the new ones must agree.
     changed = [saved.settings for saved in all_saved if saved.settings is not None]
+    # The shards numbered their versions apart. The highest may call a report late that is not, and
+    # never the other way round; no report is open (`evenly_buffered`).
+    last = {
+        name: Reports(
+            max(saved.reports[name].changed for saved in all_saved if name in saved.reports)
+        )
+        for name in sorted({name for saved in all_saved for name in saved.reports})
+    }
     return msgspec.structs.replace(
         furthest,
         ledger=Ledger(entries, floor),
@@ -218,6 +232,7 @@ def _merge(all_saved: Sequence[SavedProgress]) -> SavedProgress:
         buffered=max(saved.buffered for saved in all_saved),
         collected=collected,
         settings=max(changed, key=lambda settings: settings.revision, default=None),
+        reports=last,
     )
 
 

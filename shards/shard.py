@@ -153,7 +153,7 @@ class Shard:
         return Outgoing(sender, *answer)
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Expire leases; the driver calls it every `lease_s / 4`.
+        """Expire leases; the driver calls it every `lease_s / 4`, and at `next_merge`.
 
         Before a late call the driver calls `forgive_silence`.
         """
@@ -166,11 +166,18 @@ class Shard:
         Exports with no further requests are dropped here: no answer depends on when that happens.
 
         A quiesce may end by itself after the last lease has run out. No message then
-        triggers the buffered pushes; calling `expire` with an empty list applies them.
+        triggers the buffered pushes; calling `expire` with an empty list applies them. The same
+        for reports whose grace has ended.
         """
         self._admin.exports.expire(now)
         silent = self.ledger.silent(now)
-        return silent if silent or self.workers.owes_flush(now) else None
+        merge_at = self.workers.next_merge(now)
+        owes = self.workers.owes_flush(now) or (merge_at is not None and merge_at <= now)
+        return silent if silent or owes else None
+
+    def next_merge(self, now: float) -> float | None:
+        """When the driver has to call `tick` for reports that wait, by its clock; None if never."""
+        return self.workers.next_merge(now)
 
     def forgive_silence(self, late_s: float) -> None:
         """Extend all leases by `late_s`, the seconds by which the driver's `tick` was delayed.

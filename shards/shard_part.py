@@ -64,6 +64,7 @@ class ShardPart:
             parameters.buffered,
             {name: part.buffered for name, part in parts},
             self.settings if self.settings.revision else None,
+            {name: reports.copy() for name, reports in done.reports.by_table.items()},
         )
         return ShardState(saved, parameters.copy(), self.description)
 
@@ -72,6 +73,7 @@ class ShardPart:
         self.parameters.restore(state.saved, state.arrays)
         saved = state.saved
         self.updates.steps, self.updates.samples = saved.steps, saved.samples
+        self.updates.restore_reports(saved.reports)
         # In place: other objects of this incarnation refer to the same ledger.
         self.ledger.entries, self.ledger.floor = saved.ledger.entries, saved.ledger.floor
         self.description = state.description

@@ -22,6 +22,7 @@ from shards import wire_format
 from shards.errors import BadInput, BadMessage
 from shards.ledger import Ledger
 from shards.messages import Count, LiveSettings, Name
+from shards.reports import Reports
 from shards.tables import KeyRange, Layout, buckets_of
 from shards.wire_format import Buffer
 
@@ -41,7 +42,7 @@ class SavedProgress(msgspec.Struct, frozen=True):
     `updates` counts the updates of each table; a push that leaves a table out does not count there.
     `buffered` is the number of pushes in the buffer, if the shard has one, and `collected` how many
     of them each table has. `settings` are those that an operator has changed (None: no operator
-    has, and those of the spec are in force).
+    has, and those of the spec are in force). `reports` are those of a quorum, by table.
     """
 
     version: Count
@@ -52,6 +53,7 @@ class SavedProgress(msgspec.Struct, frozen=True):
     buffered: Count = 0
     collected: dict[Name, Count] = {}
     settings: LiveSettings | None = None
+    reports: dict[Name, Reports] = {}
 
 
 class ShardState(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ has them in the order of their mixed ids, so equal contents are equal states.
 All of it is in host memory, whichever backend has the dense tables.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -133,6 +133,12 @@ class SparsePart:
 
     def take_buffer(self, size: int) -> NoReturn:
         raise AssertionError("a strategy with a buffer is refused for rows (spec.py)")
+
+    def collect_report(self, report: object, weight: float, norms: dict[str, float]) -> NoReturn:
+        raise AssertionError("a strategy with a quorum is refused for rows (spec.py)")
+
+    def take_reports(self, weight: float, norms: Mapping[str, float]) -> NoReturn:
+        raise AssertionError("a strategy with a quorum is refused for rows (spec.py)")
 
     def keep(self, weights: Floats, out: Floats) -> None:
         """Rows are in no version's array."""

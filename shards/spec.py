@@ -10,6 +10,7 @@ from shards import argument_checks, payloads, pull_encodings, row_codecs
 from shards.aggregation import (
     BUFFER,
     CONSTANT,
+    DIRECTIONS,
     EACH,
     Average,
     Buffer,
@@ -183,8 +184,13 @@ class ShardSpec(msgspec.Struct, frozen=True):
 
     def slots_of(self, table: TableSpec) -> tuple[str, ...]:
         """The arrays of a table that change in place: the rule's slots, and the buffer."""
-        buffer = (BUFFER,) if isinstance(self.merge, Buffer) else ()
-        return (*table.rule.slot_names, *buffer)
+        match self.merge:
+            case Buffer():
+                return (*table.rule.slot_names, BUFFER)
+            case Quorum():
+                radial = self.merge.average_of(table.table.name) is Average.RADIAL
+                return (*table.rule.slot_names, BUFFER, *((DIRECTIONS,) if radial else ()))
+        return table.rule.slot_names
 
     @property
     def frame_floats(self) -> int:

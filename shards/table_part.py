@@ -10,7 +10,7 @@ served as a whole (parameters.py). `weights` below is that array at the present 
 the next one. The rows of a sparse table change in place, and a part of rows ignores both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -87,6 +87,18 @@ class TablePart(Protocol):
 
     def take_buffer(self, size: int) -> Any:
         """The buffer divided by `size`, as a gradient; the buffer is then empty."""
+
+    def collect_report(self, report: Any, weight: float, norms: dict[str, float]) -> None:
+        """Add a report of this weight to the buffer, and to `norms` its weighted norms by tensor.
+
+        Only of a dense table.
+        """
+
+    def take_reports(self, weight: float, norms: Mapping[str, float]) -> Any:
+        """The average of the reports in the buffer, whose weights add up to `weight`; empties it.
+
+        Only of a dense table.
+        """
 
     def keep(self, weights: Floats, out: Floats) -> None:
         """Copy this part's weights to the next version, which does not change them."""

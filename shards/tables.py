@@ -468,6 +468,16 @@ def segments(table: DenseTable, keys: KeyRange) -> tuple["RateRun", ...]:
     return tuple(runs)
 
 
+def trained_tensors(table: DenseTable, keys: KeyRange) -> dict[str, slice]:
+    """The part within `keys` of each tensor that is no buffer, from the start of `keys`."""
+    parts = {}
+    for tensor, start in zip(table.tensors, table.offsets, strict=True):
+        low, high = max(start, keys.start), min(start + tensor.size, keys.stop)
+        if low < high and not tensor.buffer:
+            parts[tensor.name] = slice(low - keys.start, high - keys.start)
+    return parts
+
+
 class RateRun(msgspec.Struct, frozen=True):
     """A run [start, stop) of a flat array with one pair of multipliers, or of a buffer."""
 

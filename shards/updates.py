@@ -8,7 +8,7 @@ without the slowest; what they send later is dropped. So is a push above a `Stal
 It counts in the ledger, because its worker has taken those steps, and is acknowledged as dropped.
 Where the parts of a push differ in staleness, one shard may drop its part alone. A buffer, in
 contrast, is part of the state (parameters.py): a push in it is in the ledger at once, though not
-yet in a version.
+yet in a version. So are the reports to a quorum (reports.py).
 
 A push counts with a factor on its rate, by its staleness and the strategy (aggregation.py).
 
@@ -16,14 +16,14 @@ Weights, ledger, counters and metrics change in the same transition, so no reade
 the others. Whether a push is acceptable at all is decided earlier (shard.py, push_checks.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isfinite
 from operator import attrgetter
 
 import msgspec
 from msgspec import structs
 
-from shards.aggregation import CONSTANT, EACH, WEIGHINGS, Buffer, Round
+from shards.aggregation import CONSTANT, EACH, WEIGHINGS, Buffer, Quorum, Round
 from shards.errors import BadInput, Full
 from shards.ledger import Ledger
 from shards.messages import Push
@@ -31,6 +31,7 @@ from shards.metrics import Metrics
 from shards.parameters import ParameterStore
 from shards.push_checks import Arrived
 from shards.quiesce import QuiesceTracker
+from shards.reports import Reports, ReportTracker, weigh
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 
@@ -61,6 +62,13 @@ class Updates:
         self.steps = 0
         self.samples = 0
         self.round: dict[str, Arrived] = {}
+        merge = spec.merge
+        self.merges_reports = isinstance(merge, Quorum)
+        self.reports = (
+            ReportTracker(merge, (name for name, part in parameters.parts.items() if part.dense))
+            if isinstance(merge, Quorum)
+            else ReportTracker(Quorum(), ())
+        )
         self._spec = spec
         self._parameters = parameters
         self._ledger = ledger
@@ -144,6 +152,8 @@ class Updates:
                 return self._collect_round(measured, now)
             case Buffer(size=size):
                 return [self._collect(measured, size, now)]
+            case Quorum():
+                return [self._collect_report(measured, now)]
         # The two ways to sum a norm differ in its last bits, and this one is at the limit.
         self._parameters.apply(gradients, rates, scale=scale, read_version=read, guarded=False)
         return [self._record_push(measured, measured.norm, before, rates, scale, now)]
@@ -196,6 +206,21 @@ class Updates:
                     self._ledger.advance(worker, reached)
         return out
 
+    def restore_reports(self, saved: Mapping[str, Reports]) -> None:
+        """Take over the open reports of a state."""
+        for table in self.reports.by_table:
+            self.reports.by_table[table] = saved.get(table, Reports()).copy()
+        self.reports.forget_times()
+
+    def merge_reports(self, tables: Iterable[str]) -> None:
+        """Merge the open reports on each of these tables, as a version of its own."""
+        for table in tables:
+            rates, version = self._rates_at(self.steps), self._parameters.version + 1
+            reports = self.reports.close(table, version)
+            merged = self._parameters.take_reports(table, reports)
+            # Each report was measured as it came.
+            self._parameters.apply([merged], rates, scale=self._spec.scale, guarded=False)
+
     def flush(self) -> None:
         """Apply what the buffer holds if no worker is left that could fill it."""
         if self.has_orphaned_buffer:
@@ -205,6 +230,7 @@ class Updates:
         """Apply what the buffer holds, however many pushes that are."""
         if isinstance(self._spec.merge, Buffer) and self._parameters.buffered:
             self._parameters.apply_buffer(self._spec.merge.size, self._rates_at(self.steps))
+        self.merge_reports(self.reports.tables)
 
     @property
     def has_orphaned_buffer(self) -> bool:
@@ -265,6 +291,25 @@ class Updates:
         if self._parameters.buffered >= size:
             self.apply_buffer()
         return self._record_push(arrived, arrived.norm, before, rates, scale, now)
+
+    def _collect_report(self, arrived: Arrived, now: float) -> Applied:
+        """Add a report to those that wait for their merge, or drop it if it is late."""
+        before, rates, message = (
+            self._parameters.version,
+            self._rates_at(self.steps),
+            arrived.message,
+        )
+        if not message.parts:
+            # Its table is at other shards: here it only counts, in the present version.
+            return self._record_push(arrived, arrived.norm, before - 1, rates, 0.0, now)
+        if self.reports.is_late(message):
+            return self._drop(arrived, now)
+        self.reports.record(message, now)
+        ((table, report),) = arrived.gradients.items()
+        self._parameters.collect_report(
+            table, report, weigh(message), self.reports.by_table[table].norms
+        )
+        return self._record_push(arrived, arrived.norm, before, rates, self._spec.scale, now)
 
     def _drop(self, arrived: Arrived, now: float) -> Applied:
         """Record a push that came too late: its steps are taken, and lost."""

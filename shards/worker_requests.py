@@ -131,6 +131,7 @@ class WorkerRequests:
         self._part.metrics.forget(message.worker)
         self._serving.forget(message.worker)
         self.flush(now)
+        self.merge_complete(now)
         reply = Outgoing(sender, Left(message.request, self._spec.shard, self._boot))
         return [reply, *self.open(now)]
 
@@ -141,7 +142,25 @@ class WorkerRequests:
         for worker in workers:
             self._serving.forget(worker)
         self.flush(now)
+        if not self._reshard.has_begun(now):
+            # Whether or not the grace has ended: a replay has no clock to know.
+            self._updates.merge_reports(self._updates.reports.quorate(self._ledger.active))
         return self.open(now)
+
+    def merge_complete(self, now: float) -> None:
+        """Merge the reports on each table for which no active worker is missing.
+
+        A shard that is quiesced or has handed over its part leaves that to later or to its
+        successors.
+        """
+        if self._updates.reports.tables and not self._reshard.has_begun(now):
+            self._updates.merge_reports(self._updates.reports.complete(self._ledger.active))
+
+    def next_merge(self, now: float) -> float | None:
+        """When the grace of reports ends, by the shard's clock; None if nothing will be due."""
+        if not self._updates.reports.tables or self._reshard.has_begun(now):
+            return None
+        return self._updates.reports.next_end(self._ledger.active)
 
     def flush(self, now: float) -> None:
         """Apply what a buffer holds if no worker is left to fill it.
@@ -169,6 +188,7 @@ class WorkerRequests:
         self.welcomed = any(e.standing is not Standing.LEFT for e in self._ledger.entries.values())
         # The leases are times of another clock, and nobody could renew one while no copy served.
         self._ledger.renew(now + self._spec.lease_s)
+        self._updates.reports.forget_times()
         self.gate.clear()
 
     # --- waiting --------------------------------------------------------------------------------
@@ -196,8 +216,11 @@ class WorkerRequests:
     def may_answer(self, message: Pull | Join, slowest: int | None) -> bool:
         """Return whether the request may be answered now; `slowest` is the slowest clock."""
         if isinstance(message, Pull):
-            in_round = message.worker in self._updates.round
-            return not in_round and self.gate.passes(message.clock, slowest)
+            if message.worker in self._updates.round:
+                return False
+            if self._updates.reports.awaits(message.worker, message.parts):
+                return False
+            return self.gate.passes(message.clock, slowest)
         entry = self._ledger.entries[message.worker]
         if self._part.rolled_back:
             if message.again:
@@ -278,7 +301,8 @@ class WorkerRequests:
             self._serving.check(message.parts, frames)
         # Without a bound and a round no pull waits, and the slowest clock, a loop over all workers,
         # need not be known.
-        may_wait = self.gate.bound is not None or self._updates.round
+        updates = self._updates
+        may_wait = self.gate.bound is not None or updates.round or updates.merges_reports
         if may_wait and not self.may_answer(message, self._ledger.min_clock):
             return self._park(sender, message, now, frames)
         return [Outgoing(sender, *self._serving.pull(message, frames, 0.0, now))]
@@ -310,6 +334,8 @@ class WorkerRequests:
             ack = Ack(*origin, message.seq, self._parameters.version, staleness=0, duplicate=True)
             return [Outgoing(sender, ack), *self.open(now)]
         # After the duplicates: what was applied before the quarantine is still acknowledged.
+        if self._updates.merges_reports:
+            self._updates.reports.check(message)
         if refused := self._ledger.entries[message.worker].refused:
             self._guard.check(message.worker, refused)
         run.append(push_checks.examine(sender, message, frames, self._parameters, self._spec.shard))
@@ -324,6 +350,8 @@ class WorkerRequests:
         if applied is None:
             return [answer for arrived in run for answer in self.apply([arrived], now)]
         acknowledged = self._acknowledge_all(applied)
+        if self._updates.merges_reports:
+            self.merge_complete(now)
         if self._updates.round or self.gate.parked:
             acknowledged += self.open(now)
         return acknowledged

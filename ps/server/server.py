@@ -107,10 +107,13 @@ class ShardServer(ServerThread):
         period = self.shard.spec.lease_s / 4
         parameters, saves = self.shard.parameters, self._saves
         tick_at, poll_s = time.monotonic() + period, POLL_S
+        merge_at, merges = None, self.shard.updates.merges_reports
         while True:
             timeout_ms = 0
             if parameters.is_prepared:
                 wake_at = tick_at if saves is None else min(tick_at, saves.next_due(self.shard))
+                if merge_at is not None:
+                    wake_at = min(wake_at, merge_at)
                 left_s = min(poll_s, max(0.0, wake_at - time.monotonic()))
                 timeout_ms = int(left_s * 1000) + 1
             ready = dict(poller.poll(timeout_ms))
@@ -129,6 +132,10 @@ class ShardServer(ServerThread):
                 self._shard_endpoint.send(self._acts.tick(now))
                 self._shard_endpoint.tick()
                 tick_at = now + period
+            elif merge_at is not None and merge_at <= now:
+                self._shard_endpoint.send(self._acts.tick(now))
+            if merges:  # a call costs time at each push
+                merge_at = self.shard.next_merge(now)
             if saves is not None:
                 saves.save_if_due(self.shard, now)
 

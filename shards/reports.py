@@ -1,0 +1,126 @@
+"""The reports on fragments that wait for their merge (Decoupled DiLoCo, arXiv 2604.21428).
+
+A fragment is a table of its own. Learners report at their own times how far they have moved it, and
+a shard merges the reports on it as `Quorum` (aggregation.py) says. A report is in the ledger and in
+the shard's state as soon as it arrives, though not yet in a version, so it is acknowledged at once,
+and a death of shard or learner loses none. The arrays are the slots of the table's part
+(dense_part.py); the rest is here.
+
+Time decides only when the grace after a quorum ends, and only the driver's tick looks at it: a tick
+that merges is logged and replicated as one. Everything else, the merge at a tick included, follows
+from the messages, so replays and copies merge at the same points.
+"""
+
+from collections.abc import Collection, Iterable
+from math import isfinite
+
+import msgspec
+
+from shards.aggregation import Quorum
+from shards.errors import BadInput
+from shards.messages import AskedPart, Count, Name, Push
+
+
+class Reports(msgspec.Struct):
+    """The open reports on one table: of which `workers`, the sum of their weights, and by tensor
+    the sum of weighted norms. `changed` is the shard's version that the last merge made.
+    """
+
+    changed: Count = 0
+    workers: list[Name] = []
+    weight: float = 0.0
+    norms: dict[Name, float] = {}
+
+    def copy(self) -> "Reports":
+        """The same reports, which do not change with these."""
+        return Reports(self.changed, list(self.workers), self.weight, dict(self.norms))
+
+
+class ReportTracker:
+    """The open reports of one shard, by table."""
+
+    def __init__(self, quorum: Quorum, tables: Iterable[str]) -> None:
+        self.by_table = {table: Reports() for table in tables}
+        self._quorum = quorum
+        self._ends: dict[str, float] = {}  # when the first of a table's reporters needs the merge
+
+    def check(self, message: Push) -> None:
+        """Raise BadInput unless a push is a report on one table, or on none at this shard."""
+        subject = f"push {message.seq} of worker {message.worker}"
+        if len(message.parts) > 1:
+            raise BadInput(subject, expected="a report on one table", got=len(message.parts))
+        for field in ("tokens", "window") if message.parts else ():
+            if getattr(message, field) < 1:
+                raise BadInput(f"{subject}: {field}", expected="at least 1", got=0)
+
+    def is_late(self, message: Push) -> bool:
+        """Return whether a report is from weights that a merge has replaced, or a second one."""
+        (part,) = message.parts
+        reports = self.by_table[part.table]
+        return message.read_version < reports.changed or message.worker in reports.workers
+
+    def record(self, message: Push, now: float) -> None:
+        """Count a report that is not late; its gradient is collected elsewhere."""
+        (part,) = message.parts
+        reports = self.by_table[part.table]
+        reports.workers.append(message.worker)
+        reports.weight += weigh(message)
+        spare_s = self._quorum.overlap * message.compute_s / max(1, message.steps) - message.rtt_s
+        # These times are for the records and not checked: one that is no time leaves no grace.
+        spare_s = spare_s if isfinite(spare_s) and spare_s > 0 else 0.0
+        ends = now + self._quorum.grace * spare_s
+        self._ends[part.table] = min(ends, self._ends.get(part.table, ends))
+
+    def close(self, table: str, version: int) -> Reports:
+        """The reports on a table, which are merged into `version`; later ones open anew."""
+        merged = self.by_table[table]
+        self.by_table[table] = Reports(changed=version)
+        self._ends.pop(table, None)
+        return merged
+
+    def awaits(self, worker: str, asks: Iterable[AskedPart]) -> bool:
+        """Return whether a worker asks for a table on which its own report is open."""
+        return any(
+            worker in self.by_table[ask.table].workers for ask in asks if ask.table in self.by_table
+        )
+
+    @property
+    def tables(self) -> list[str]:
+        """The tables with open reports."""
+        return [table for table, reports in self.by_table.items() if reports.workers]
+
+    def complete(self, active: Collection[str]) -> list[str]:
+        """The tables on which every active worker has reported."""
+        return [table for table in self.tables if not self._missing(table, active)]
+
+    def quorate(self, active: Collection[str]) -> list[str]:
+        """The tables with enough reports, whether or not their grace has ended."""
+        size = self._quorum.size
+        return [
+            table
+            for table in self.tables
+            if not self._missing(table, active)
+            or (size is not None and len(self.by_table[table].workers) >= size)
+        ]
+
+    def next_end(self, active: Collection[str]) -> float | None:
+        """When the first grace after a quorum ends, by the shard's clock; None without one.
+
+        It is long ago where the reports came with a state or from another copy, of another clock.
+        """
+        # A complete one waits for nobody: a quiesce has kept it open.
+        complete = dict.fromkeys(self.complete(active), 0.0)
+        ends = {table: self._ends.get(table, 0.0) for table in self.quorate(active)} | complete
+        return min(ends.values(), default=None)
+
+    def forget_times(self) -> None:
+        """End every grace: its end is a time of another clock."""
+        self._ends.clear()
+
+    def _missing(self, table: str, active: Collection[str]) -> bool:
+        return not set(active).issubset(self.by_table[table].workers)
+
+
+def weigh(message: Push) -> float:
+    """The weight of a report: tokens^2 / window, its quantity times its tokens a step."""
+    return message.tokens * message.tokens / message.window
