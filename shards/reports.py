@@ -6,6 +6,11 @@ the shard's state as soon as it arrives, though not yet in a version, so it is a
 and a death of shard or learner loses none. The arrays are the slots of the table's part
 (dense_part.py); the rest is here.
 
+A late report is dropped, and its worker sits out the round: nobody waits for it, or two workers
+could wait for each other for ever, each with a report that is open at one shard or on one fragment
+and was late at another. Where all have to report, it also gets the fragment with all the others, or
+it would be late again at each round.
+
 Time decides only when the grace after a quorum ends, and only the driver's tick looks at it: a tick
 that merges is logged and replicated as one. Everything else, the merge at a tick included, follows
 from the messages, so replays and copies merge at the same points.
@@ -23,17 +28,20 @@ from shards.messages import AskedPart, Count, Name, Push
 
 class Reports(msgspec.Struct):
     """The open reports on one table: of which `workers`, the sum of their weights, and by tensor
-    the sum of weighted norms. `changed` is the shard's version that the last merge made.
+    the sum of weighted norms. `changed` is the shard's version that the last merge made; the
+    workers that are `sitting` out were late since then.
     """
 
     changed: Count = 0
     workers: list[Name] = []
+    sitting: list[Name] = []
     weight: float = 0.0
     norms: dict[Name, float] = {}
 
     def copy(self) -> "Reports":
         """The same reports, which do not change with these."""
-        return Reports(self.changed, list(self.workers), self.weight, dict(self.norms))
+        workers, sitting = list(self.workers), list(self.sitting)
+        return Reports(self.changed, workers, sitting, self.weight, dict(self.norms))
 
 
 class ReportTracker:
@@ -59,11 +67,20 @@ class ReportTracker:
         reports = self.by_table[part.table]
         return message.read_version < reports.changed or message.worker in reports.workers
 
+    def sit_out(self, message: Push) -> None:
+        """Note that a report was late: its worker is not waited for in this round."""
+        (part,) = message.parts
+        reports = self.by_table[part.table]
+        if message.worker not in (*reports.workers, *reports.sitting):
+            reports.sitting.append(message.worker)
+
     def record(self, message: Push, now: float) -> None:
         """Count a report that is not late; its gradient is collected elsewhere."""
         (part,) = message.parts
         reports = self.by_table[part.table]
         reports.workers.append(message.worker)
+        if message.worker in reports.sitting:
+            reports.sitting.remove(message.worker)
         reports.weight += weigh(message)
         spare_s = self._quorum.overlap * message.compute_s / max(1, message.steps) - message.rtt_s
         # These times are for the records and not checked: one that is no time leaves no grace.
@@ -72,25 +89,36 @@ class ReportTracker:
         self._ends[part.table] = min(ends, self._ends.get(part.table, ends))
 
     def close(self, table: str, version: int) -> Reports:
-        """The reports on a table, which are merged into `version`; later ones open anew."""
+        """The reports on a table, which are merged into `version`; later ones open anew.
+
+        If all workers sit the round out, there are none, and no version is made.
+        """
         merged = self.by_table[table]
-        self.by_table[table] = Reports(changed=version)
+        self.by_table[table] = Reports(version if merged.workers else merged.changed)
         self._ends.pop(table, None)
         return merged
 
     def awaits(self, worker: str, asks: Iterable[AskedPart]) -> bool:
-        """Return whether a worker asks for a table on which its own report is open."""
-        return any(
-            worker in self.by_table[ask.table].workers for ask in asks if ask.table in self.by_table
-        )
+        """Return whether a worker asks for a table whose round it takes part in or sits out."""
+        return any(self._holds(worker, ask.table) for ask in asks if ask.table in self.by_table)
+
+    def _holds(self, worker: str, table: str) -> bool:
+        reports = self.by_table[table]
+        if worker in reports.sitting:
+            return bool(reports.workers) or self._quorum.size is None
+        return worker in reports.workers
 
     @property
     def tables(self) -> list[str]:
-        """The tables with open reports."""
-        return [table for table, reports in self.by_table.items() if reports.workers]
+        """The tables with open rounds."""
+        return [
+            table
+            for table, reports in self.by_table.items()
+            if reports.workers or (reports.sitting and self._quorum.size is None)
+        ]
 
     def complete(self, active: Collection[str]) -> list[str]:
-        """The tables on which every active worker has reported."""
+        """The tables on which every active worker has reported, in time or late."""
         return [table for table in self.tables if not self._missing(table, active)]
 
     def quorate(self, active: Collection[str]) -> list[str]:
@@ -118,7 +146,8 @@ class ReportTracker:
         self._ends.clear()
 
     def _missing(self, table: str, active: Collection[str]) -> bool:
-        return not set(active).issubset(self.by_table[table].workers)
+        reports = self.by_table[table]
+        return not set(active).issubset((*reports.workers, *reports.sitting))
 
 
 def weigh(message: Push) -> float:

@@ -40,6 +40,7 @@ from shards.messages import (
     Probe,
     Pull,
     Push,
+    Quiesce,
     Read,
     Registered,
     Renew,
@@ -217,6 +218,9 @@ class Shard:
                 # An unchanged one is not logged, so it must open nothing.
                 changed = isinstance(answer, SettingsInForce) and answer.changed
                 return [Outgoing(sender, answer), *(self.workers.open(now) if changed else ())]
+            case Quiesce() if message.apply_buffer:
+                held = Outgoing(sender, *self._admin.answer(sender, message, frames, now))
+                return [held, *self.workers.open(now)]  # for those who wait for a merge
             case _:
                 return [Outgoing(sender, *self._admin.answer(sender, message, frames, now))]
 

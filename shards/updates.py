@@ -217,6 +217,8 @@ class Updates:
         for table in tables:
             rates, version = self._rates_at(self.steps), self._parameters.version + 1
             reports = self.reports.close(table, version)
+            if not reports.workers:
+                continue
             merged = self._parameters.take_reports(table, reports)
             # Each report was measured as it came.
             self._parameters.apply([merged], rates, scale=self._spec.scale, guarded=False)
@@ -293,22 +295,23 @@ class Updates:
         return self._record_push(arrived, arrived.norm, before, rates, scale, now)
 
     def _collect_report(self, arrived: Arrived, now: float) -> Applied:
-        """Add a report to those that wait for their merge, or drop it if it is late."""
-        before, rates, message = (
-            self._parameters.version,
-            self._rates_at(self.steps),
-            arrived.message,
-        )
-        if not message.parts:
-            # Its table is at other shards: here it only counts, in the present version.
-            return self._record_push(arrived, arrived.norm, before - 1, rates, 0.0, now)
-        if self.reports.is_late(message):
-            return self._drop(arrived, now)
-        self.reports.record(message, now)
+        """Add a report to those that wait for their merge, or drop it if it is late.
+
+        Its version is the first that it can be in: other fragments may be merged before it, and
+        make versions that do not concern it.
+        """
+        message, rates = arrived.message, self._rates_at(self.steps)
+        if not message.parts:  # its table is at other shards: here it only counts
+            before = self._parameters.version - 1
+            return self._record_push(arrived, arrived.norm, before, rates, 0.0, now)
         ((table, report),) = arrived.gradients.items()
-        self._parameters.collect_report(
-            table, report, weigh(message), self.reports.by_table[table].norms
-        )
+        before = self.reports.by_table[table].changed
+        if self.reports.is_late(message):
+            self.reports.sit_out(message)
+            return self._record_push(arrived, arrived.norm, before, rates, 0.0, now, dropped=True)
+        self.reports.record(message, now)
+        norms = self.reports.by_table[table].norms
+        self._parameters.collect_report(table, report, weigh(message), norms)
         return self._record_push(arrived, arrived.norm, before, rates, self._spec.scale, now)
 
     def _drop(self, arrived: Arrived, now: float) -> Applied:

@@ -6,11 +6,13 @@ import msgspec
 
 from deploy.simulation_kinds import ClusterConfig
 from ps.durability import Durability
-from shards.aggregation import EACH, Buffer, Merge, Round, StaleLimit
+from shards.aggregation import EACH, Buffer, Merge, Quorum, Round, StaleLimit
 from shards.rules import ROW_RULES, RULES
 
 FIRST, SECOND = "sim", "more"
 """The names of the tables."""
+
+LONGEST_S = 0.1  # the longest step that a worker tells the shards of: their grace is short
 
 
 class SimulationConfig(
@@ -39,9 +41,10 @@ class SimulationConfig(
     in_flight: int = 2
     burst: int = 1
     prefetch: bool = False
-    merge: Literal["each", "round", "buffer"] = "each"
+    merge: Literal["each", "round", "buffer", "quorum"] = "each"
     backups: int = 0
     buffer: int = 2
+    quorum: int = 1
     stale_after: int | None = None
     stale_drop: bool = False
     changes_rate: bool = False
@@ -81,6 +84,8 @@ class SimulationConfig(
                 return Round(self.backups)
             case "buffer":
                 return Buffer(self.buffer)
+            case "quorum":
+                return Quorum(self.quorum, overlap=2, grace=1)
         return EACH
 
     @property
@@ -99,12 +104,14 @@ class SimulationConfig(
             RULES[self.rule].slot_names
             or self.backups
             or self.second
-            or self.merge == "buffer"
+            or self.merge in ("buffer", "quorum")
             or self.stale_after
             or self.changes_rate
         )
 
     def tables_of_push(self, seq: int) -> tuple[str, ...]:
-        """The tables in push `seq` of any worker."""
+        """The tables in push `seq` of any worker; a report is on one of them."""
         tables = tuple(self.rules)
+        if self.merge == "quorum":
+            return (tables[seq % len(tables)],)
         return tables[seq % 3 - 1 : seq % 3] if len(tables) > 1 and seq % 3 else tables

@@ -29,6 +29,7 @@ CHANGED = 0.3  # the share of seeds in which operators change settings while the
 BURSTS = 0.4  # the share of bounded in-memory clusters with several pushes per read
 TABLES = 0.4  # the share of seeds with a second table, among those with lossless pushes
 SLOTS = 0.4  # the share of seeds with a rule that keeps slots, among those with lossless pushes
+REPORTS = 0.25  # the share of seeds with a quorum, among those in which one is possible
 MERGED = 0.25  # the share of seeds with a buffer, or with backup workers in their rounds
 LIMITED = 0.25  # the share of seeds with a limit on staleness, among those without merging
 ROWS = 0.4  # the share of seeds with a sparse table, among those without a buffer
@@ -92,6 +93,9 @@ def swarm(
         setting = msgspec.structs.replace(setting, changes_rate=rates)
     if setting.merge != "buffer" and draw.random() < ROWS:
         setting = msgspec.structs.replace(setting, rows=draw.choice(tuple(ROW_RULES)))
+    plain = setting.merge == "each" and setting.push not in SPARSE and not setting.changes_rate
+    if plain and not (setting.rows or setting.stale_after) and draw.random() < REPORTS:
+        setting = msgspec.structs.replace(setting, merge="quorum", quorum=draw.choice([1, 2, 3]))
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(schedule))
 
 
@@ -339,7 +343,7 @@ def _changes(draw: Draw, setting: SimulationConfig) -> list[faults.SetFault]:
     With buffers the rate stays: one may be applied without a push, at a rate that no record has.
     """
     bounded = setting.merge != "round"
-    rated = setting.merge != "buffer" and setting.push not in SPARSE
+    rated = setting.merge not in ("buffer", "quorum") and setting.push not in SPARSE
     factors = draw.sample(FACTORS, 3)
     changes: list[faults.SetFault] = []
     for number in range(draw.randint(1, 3) if bounded or rated else 0):

@@ -220,9 +220,11 @@ class PullWatch:
         )
 
     def _check_weights(self, shard: Shard, answer: Outgoing, bound: int | None) -> None:
-        weights = answer.frames[0]
-        assert isinstance(weights, np.ndarray)
+        weights: Array | None = None
         if self.exact:
+            frame = answer.frames[0]
+            assert isinstance(frame, np.ndarray)
+            weights = frame
             check_prefix(weights, self._absent(), f"a pull of shard {self._number}")
         slowest = shard.ledger.min_clock
         if bound is None or slowest is None or self._unbounded:
@@ -234,7 +236,7 @@ class PullWatch:
                 f"shard {self._number} serves a pull at clock {clock}, bound {bound},"
                 f" slowest {slowest}",
             )
-        self._served(shard, clock - bound, weights if self.exact else None)
+        self._served(shard, clock - bound, weights)
 
     def check_open(self, shard: Shard) -> None:
         """Check that no eligible request is left parked."""
@@ -248,6 +250,7 @@ def image(shard: Shard) -> tuple[object, ...]:
     arrays = {} if shard.parameters.empty else shard.parameters.copy()
     entries = sorted(shard.ledger.entries.items())
     waiting = sorted(shard.updates.round.items())
+    reports = shard.updates.reports.by_table
     return (
         shard.version,
         shard.parameters.buffered,
@@ -262,6 +265,7 @@ def image(shard: Shard) -> tuple[object, ...]:
         tuple(
             (n, push.message.seq, [bytes(frame) for frame in push.frames]) for n, push in waiting
         ),
+        tuple((n, r.changed, *r.workers, r.weight, *r.sitting) for n, r in reports.items()),
     )
 
 

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from cupy_kernels.ops.updates import mean
 from deploy.simulation.config import SimulationConfig
 from deploy.simulation.invariants import BLOCK, Array, Promise, Violation, gradient
-from shards.aggregation import Buffer, StaleLimit
+from shards.aggregation import Buffer, Quorum, StaleLimit
+from shards.reports import Reports
 from shards.rules import RULES, Decay, Rule
 from shards.shard import Shard
 from shards.shard_state import WEIGHTS, of_table
@@ -44,6 +45,8 @@ def check_versions(rows: NDArray[np.void], before: int, shard: Shard) -> None:
     """
     versions = sorted(set(rows["apply_version"][rows["dropped"] == 0].tolist()))
     expected = list(range(before + 1, shard.version + 1))
+    if isinstance(shard.spec.merge, Quorum):
+        return  # a report names the first version that it can be in, and the state shows the merges
     if isinstance(shard.spec.merge, Buffer):
         # A buffer that came with the state may be the whole first update, of which this shard has
         # no records; and the present buffer is in no update yet.
@@ -104,12 +107,14 @@ def check_state(
     rule = RULES[setting.rules[section.table]]()
     seqs = {seq for seq in rows["seq"].tolist() if section.table in setting.tables_of_push(seq)}
     pushed = rows[np.isin(rows["seq"], list(seqs))]
+    if isinstance(shard.spec.merge, Quorum):
+        _check_in_time(pushed, where)
     arrays = of_table(shard.parameters.copy(), section.table)
     counts = [(version, updates.get(section.table, 0)) for version, updates in begun]
-    buffer = ("buffer",) if isinstance(shard.spec.merge, Buffer) else ()
+    buffer = ("buffer",) if isinstance(shard.spec.merge, Buffer | Quorum) else ()
     for name, expected in zip(
         (WEIGHTS, *rule.slot_names, *buffer),
-        _replay(shard, rule, block, pushed, counts, setting.stale),
+        _replay(shard, section.table, rule, block, pushed, counts, setting.stale),
         strict=True,
     ):
         actual = arrays[name][part]
@@ -121,8 +126,17 @@ def check_state(
             )
 
 
+def _check_in_time(rows: NDArray[np.void], where: str) -> None:
+    """Check that no report was merged that began from weights which a merge had replaced."""
+    merged = rows[rows["dropped"] == 0]
+    late = merged[merged["read_version"] < merged["apply_version"] - 1]
+    if len(late):
+        raise Violation(Promise.SERIAL, f"{where} merged late report {late[0]['seq']}")
+
+
 def _replay(
     shard: Shard,
+    table: str,
     rule: Rule,
     block: int,
     rows: NDArray[np.void],
@@ -137,8 +151,15 @@ def _replay(
     merge, count = shard.spec.merge, 0
     weights, out, *slots = np.zeros((2 + len(rule.slot_names), BLOCK), np.float32)
     buffer = np.zeros(BLOCK, np.float32)
-    for version, parts, stale, rate in _updates(block, rows[rows["dropped"] == 0]):
-        if isinstance(merge, Buffer):
+    reports = shard.updates.reports.by_table.get(table, Reports())
+    for version, parts, stale, rate, weights_of in _updates(block, rows[rows["dropped"] == 0]):
+        if isinstance(merge, Quorum):
+            total = np.add.reduce([w * part for w, part in zip(weights_of, parts, strict=True)])
+            if version > reports.changed:
+                buffer = total
+                continue
+            total /= sum(weights_of)
+        elif isinstance(merge, Buffer):
             total = np.add.reduce(parts)  # whole numbers: exact in any order
             if version > shard.version:
                 buffer = total
@@ -155,12 +176,14 @@ def _replay(
             count=count,
         )
         weights, out = out, weights
-    return (weights, *slots, *((buffer,) if isinstance(merge, Buffer) else ()))
+    return (weights, *slots, *((buffer,) if isinstance(merge, Buffer | Quorum) else ()))
 
 
-def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, list[Array], int, float]]:
-    """The version made by each update, the gradients of its pushes, and the first one's staleness
-    and rate.
+def _updates(
+    block: int, rows: NDArray[np.void]
+) -> Iterator[tuple[int, list[Array], int, float, list[np.float32]]]:
+    """The version made by each update, the gradients of its pushes, the first one's staleness and
+    rate, and the weights of its pushes as reports.
     """
     names = ("apply_version", "worker", "seq", "incarnation", "rate")
     columns = (rows[name].tolist() for name in names)
@@ -171,7 +194,8 @@ def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, list[Arr
             _push(block + 1, int(worker[1:]), seq, incarnation)[-BLOCK:]
             for _, worker, seq, incarnation, _, _ in pushes
         ]
-        yield version, gradients, pushes[0][5], pushes[0][4]
+        weights = [np.float32((int(worker[1:]) + 1) ** 2) for _, worker, *_ in pushes]
+        yield version, gradients, pushes[0][5], pushes[0][4], weights
 
 
 def _first(actual: Array, expected: Array) -> str:

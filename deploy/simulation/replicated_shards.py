@@ -68,6 +68,8 @@ class Copy(ShardProcess):
         if self.replica.serving and self.shard.ledger.silent(self.now):
             self._group._world.calm = False
         self._group.perform(self, self.replica.tick(self.now))
+        if self.replica.serving:
+            self._group.check_merged(self.shard, self.now)
         self._check_followed()
 
     def _check_followed(self) -> None:

@@ -5,12 +5,14 @@ Subclasses: single_shards.py (one process, perhaps with a log) and replicated_sh
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deploy.simulation import invariants, row_model
+from deploy.simulation.config import LONGEST_S
 from deploy.simulation.invariants import BLOCK, EXACT_PUSHES, Promise, PullWatch, Violation, exact
 from deploy.simulation.live_checks import FollowedSettings
 from deploy.simulation.network import Deliver
@@ -27,7 +29,7 @@ from deploy.simulation.reference_model import (
 from deploy.simulation.row_model import RowPush
 from deploy.virtual_clock import Clock
 from shards import shard_state, wire_format
-from shards.aggregation import EACH, ROUND
+from shards.aggregation import EACH, ROUND, Quorum
 from shards.errors import DownpourError
 from shards.ledger import Ledger
 from shards.messages import Ack, Install, Joined, LiveSettings, SettingsInForce, Weights
@@ -88,6 +90,7 @@ class ShardHost:
         self.ambushes: list[Ambush] = []
         self._world = world
         self._fresh = fresh
+        self._quorate: dict[tuple[str, int], float] = {}  # since when, by a tick
         self._acknowledged: dict[str, int] = {}  # the last acknowledged push of each worker
         self._handed_over: int | None = None
         self._handed_down: dict[str, int] = {}  # the last push of each worker in its first state
@@ -222,6 +225,25 @@ class ShardHost:
         arrays |= shard_state.empty_tables(self._world.layout)
         state = ShardState(SavedProgress(0, 0, 0, Ledger()), arrays)
         return Install(1, self._world.job), [bytes(frame) for frame in shard_state.encode(state)]
+
+    def check_merged(self, shard: Shard, now: float) -> None:
+        """Check, after a tick, that no reports wait longer than any grace allows."""
+        merge = shard.spec.merge
+        if not isinstance(merge, Quorum):
+            return
+        quorate = {
+            (table, reports.changed)
+            for table, reports in shard.updates.reports.by_table.items()
+            if len(reports.workers) >= (merge.size or inf) and not shard.moving(now)
+        }
+        since = {reports: self._quorate.get(reports, now) for reports in quorate}
+        self._quorate = since
+        longest_s = merge.grace * merge.overlap * LONGEST_S
+        late = [table for (table, _), began in since.items() if now - began > longest_s]
+        if late:
+            raise Violation(
+                Promise.PROGRESS, f"the reports on {late[0]} wait longer than their grace"
+            )
 
     # --- the state --------------------------------------------------------------------------------
 

@@ -109,6 +109,7 @@ class SingleShardHost(ShardHost):
             self._world.calm = False
             check_silent(self._world, self, silent)
         self._act(lambda: self._log_or_shard.tick(self._process.now))
+        self.check_merged(self.shard, self._process.now)
 
     def _act(self, turn: Callable[[], Sequence[Outgoing]]) -> None:
         """Let the shard take a turn, and send its answers."""

@@ -7,12 +7,14 @@ import numpy as np
 
 from deploy.simulation import invariants, row_model
 from deploy.simulation.addresses import generation_of
+from deploy.simulation.config import LONGEST_S
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.lease_checks import renewal_s
 from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.read_checks import Due
 from ps.session import reshard_client
 from ps.session.events import Departed, Event, Pulled, Pushed, Ready, Relocated, RolledBack, Send
+from ps.session.flow_control import PushTimes
 from ps.session.payload_encoder import Gradients
 from ps.session.session import Session
 from shards import wire_format
@@ -51,6 +53,7 @@ class SimulatedWorker(SimulatedProcess):
         self._asked: list[tuple[int, int]] = []  # request and clock
         self._former: Session | None = None
         self.leaving = self._owes = False
+        self._takes_s = 0.0  # of the step that is being computed
         # A worker that starts late knows only the job's first shards.
         self._open(world.generations[0])
 
@@ -211,8 +214,8 @@ class SimulatedWorker(SimulatedProcess):
             self._ask(self._reached)
         if session.pending_pushes < setting.in_flight and (self._remaining or self._take_read()):
             self._computing = True
-            takes_s = self._clock.random.expovariate(1 / setting.step_s)
-            self.after(takes_s, self._push)
+            self._takes_s = self._clock.random.expovariate(1 / setting.step_s)
+            self.after(self._takes_s, self._push)
 
     def _take_read(self) -> bool:
         """Take the weights of the next read, if they have arrived; returns whether they have."""
@@ -228,8 +231,13 @@ class SimulatedWorker(SimulatedProcess):
         return True
 
     def _ask(self, clock: int) -> None:
-        gather = row_model.gather_for(self.number, clock) if self._world.setting.rows else None
-        request, sends = self.session.pull(clock, self.now, gather=gather)
+        setting = self._world.setting
+        gather = row_model.gather_for(self.number, clock) if setting.rows else None
+        # A learner waits for no report of its own but the one on the table that it reports on next.
+        reports = setting.merge == "quorum"
+        following = self.session.seq + self._remaining + 1
+        tables = setting.tables_of_push(following) if reports else None
+        request, sends = self.session.pull(clock, self.now, tables, gather)
         self._asked_in[request] = self.session.boots
         self._asked.append((request, clock))
         self._send(sends)
@@ -270,6 +278,7 @@ class SimulatedWorker(SimulatedProcess):
         for host, due in self.due.items():
             if host.number in self.session._registration.joined:
                 due.check(seq, clock, f"shard {host.number}")
+        reports = self._world.setting.merge == "quorum"
         _, sends = self.session.push(
             self._gradient(seq),
             reshard_client.versions(self._versions, self.session.map.shards),
@@ -278,7 +287,10 @@ class SimulatedWorker(SimulatedProcess):
             steps=1,
             samples=1,
             loss=0.0,
+            times=PushTimes(compute_s=min(self._takes_s, LONGEST_S)),
             now=self.now,
+            tokens=self.number + 1 if reports else 0,
+            window=1 if reports else 0,
         )
         self._send(sends)
         self._continue()

@@ -70,6 +70,8 @@ def _repeat_push(push: CarriedPush, ahead: int, session: Session, now: float) ->
         ),
         now=now,
         plain=True,
+        tokens=message.tokens,
+        window=message.window,
     )
 
 

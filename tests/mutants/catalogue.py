@@ -19,7 +19,9 @@ of them breaks. For every promise there is at least one:
   `a_move_forgets_how_often_each_table_was_updated`, `a_row_is_born_twice`, `a_pull_stores_rows`,
   `a_dense_table_is_applied_without_its_rows`, `one_half_of_a_split_push_counts_twice`,
   `a_move_loses_a_row`, `a_mean_leaves_out_pushes_without_the_row`,
-  `a_row_and_its_slot_are_of_two_versions`, `first_values_differ_between_copies`
+  `a_row_and_its_slot_are_of_two_versions`, `first_values_differ_between_copies`,
+  `a_late_report_is_merged`, `a_report_weighs_twice`, `a_merge_keeps_its_reports`,
+  `a_recovered_shard_forgets_open_reports`
 - untorn: `a_version_is_overwritten_while_it_is_sent`, `a_view_differs_from_what_was_sent`
 - one cut: `a_cut_ignores_pushes_that_other_shards_have`
 - a resharding is final: `a_hand_over_is_answered_before_the_backup_has_it`
@@ -30,7 +32,8 @@ of them breaks. For every promise there is at least one:
   `a_change_is_not_replicated`
 - settings: `a_late_change_undoes_a_newer_one`, `a_resharding_forgets_changed_settings`
 - one primary: `a_new_primary_keeps_the_epoch_of_the_former`
-- progress: `lost_messages_are_not_sent_again`, `a_raised_bound_opens_nothing`
+- progress: `lost_messages_are_not_sent_again`, `a_raised_bound_opens_nothing`,
+  `a_grace_never_ends`, `a_late_worker_is_waited_for`
 - bounded: `answered_pulls_are_kept`
 - no surprise: `a_rollback_is_not_reported`
 
@@ -52,6 +55,7 @@ from tests.mutants import (
     merging,
     pieces,
     replication,
+    reports,
     resharding,
     rollbacks,
     rows,
@@ -65,7 +69,7 @@ from tests.mutants.patching import Mutant, Patch
 
 _FILES = (
     *(shards, sessions, rollbacks, compression, logs, merging, replication, resharding, slots),
-    *(tables, pieces, settings, rows),
+    *(tables, pieces, settings, rows, reports),
 )
 MUTANTS: dict[str, Mutant] = {
     name: mutant for file in _FILES for name, mutant in file.MUTANTS.items()

@@ -17,7 +17,7 @@ from shards.schedules import Fixed
 from shards.shard_state import WEIGHTS, array_name
 from shards.spec import TableSpec
 from shards.tables import DenseTable, Layout, TensorSpec, cut_evenly
-from tests.support.shard_dsl import Said, Talk, leave, push, spec
+from tests.support.shard_dsl import Said, Talk, as_bytes, leave, push, spec
 
 FIRST = DenseTable(
     "first",
@@ -32,9 +32,8 @@ Floats = NDArray[np.float32]
 
 def fragments(merge: Quorum, *workers: str, **options: Any) -> Talk:
     """A shard of two fragments at rate 0.5, which merges as `merge` says."""
-    tables = tuple(
-        TableSpec(table, schedule=Fixed(base_rate=RATE), **options) for table in TABLES.values()
-    )
+    rate = Fixed(base_rate=RATE)
+    tables = tuple(TableSpec(table, schedule=rate, **options) for table in TABLES.values())
     talk = Talk(tables=tables, merge=merge, bound=None, deltas=True)
     talk.enter(*workers)
     return talk
@@ -84,8 +83,7 @@ def ack_of(said: Said) -> Ack:
 def average(reports: list[Floats], weights: list[float], kind: Average) -> NDArray[np.float64]:
     """The average of reports on the first table in float64, written from the formula."""
     total = np.zeros(FIRST.size)
-    mean = sum(w * d.astype(np.float64) for w, d in zip(weights, reports, strict=True))
-    mean = mean / sum(weights)
+    mean = np.average(np.array(reports, np.float64), axis=0, weights=weights)
     for tensor, start in zip(FIRST.tensors, FIRST.offsets, strict=True):
         where = slice(start, start + tensor.size)
         total[where] = mean[where]
@@ -285,7 +283,7 @@ def test_open_reports_are_part_of_the_state() -> None:
     report(talk, "c", 1, flat(SECOND, 5), table="second")
     frames = shard_state.encode(talk.shard.copy())
     other = fragments(merge, rule=Nesterov(0.9))
-    other.shard.restore(shard_state.decode([bytes(memoryview(f)) for f in frames])[0])
+    other.shard.restore(shard_state.decode(as_bytes(frames))[0])
     for shard in (talk, other):
         assert ack_of(report(shard, "c", 2, flat(FIRST, 3), read_version=0)).dropped
         report(shard, "a", 3, flat(SECOND, 4), table="second")
@@ -299,7 +297,7 @@ def test_a_resume_with_other_shards_merges_what_is_open() -> None:
     talk = fragments(Quorum(3), "a", "b", "c")
     report(talk, "a", 1, flat(SECOND, 1), table="second")
     state = talk.shard.copy()
-    assert state.saved.reports["second"] == Reports(0, ["a"], 32.0, {})
+    assert state.saved.reports["second"] == Reports(0, ["a"], [], 32.0, {})
     before = talk.shard.spec
     layout = Layout.of(table.table for table in before.tables)
     after = spec(

@@ -1,0 +1,63 @@
+"""Mutants of the reports to a quorum."""
+
+from typing import Any
+
+from deploy.simulation.invariants import Promise
+from deploy.simulation_kinds import ClusterConfig
+from shards.dense_part import DensePart
+from shards.messages import Push
+from shards.reports import ReportTracker
+from shards.updates import Updates
+from tests.mutants.patching import Mutants, Patch
+
+MUTANTS = Mutants()
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL)
+def a_late_report_is_merged(patch: Patch) -> None:
+    def is_late(self: ReportTracker, message: Push) -> bool:
+        return message.worker in self.by_table[message.parts[0].table].workers
+
+    patch.setattr(ReportTracker, "is_late", is_late)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL)
+def a_report_weighs_twice(patch: Patch) -> None:
+    def record(self: ReportTracker, message: Push, now: float) -> None:
+        original(self, message, now)
+        reports = self.by_table[message.parts[0].table]
+        reports.weight += message.tokens**2 / message.window
+
+    original = ReportTracker.record
+    patch.setattr(ReportTracker, "record", record)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL)
+def a_merge_keeps_its_reports(patch: Patch) -> None:
+    def take_reports(self: DensePart, weight: float, norms: Any) -> Any:
+        sums = self._arrays_by_name()["buffer"].copy()
+        average = original(self, weight, norms)
+        self._arrays_by_name()["buffer"][:] = sums
+        return average
+
+    original = DensePart.take_reports
+    patch.setattr(DensePart, "take_reports", take_reports)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
+def a_grace_never_ends(patch: Patch) -> None:
+    patch.setattr(ReportTracker, "next_end", lambda *_: None)
+
+
+@MUTANTS.add(ClusterConfig.LOGGED, Promise.PROGRESS)
+def a_late_worker_is_waited_for(patch: Patch) -> None:
+    patch.setattr(ReportTracker, "sit_out", lambda *_: None)
+
+
+@MUTANTS.add(ClusterConfig.LOGGED, Promise.SERIAL)
+def a_recovered_shard_forgets_open_reports(patch: Patch) -> None:
+    def restore_reports(self: Updates, saved: Any) -> None:
+        original(self, {})
+
+    original = Updates.restore_reports
+    patch.setattr(Updates, "restore_reports", restore_reports)
