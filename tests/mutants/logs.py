@@ -26,7 +26,7 @@ def a_turn_is_not_flushed(patch: Patch) -> None:
     patch.setattr(WriteAheadLog, "append", append)
 
 
-@MUTANTS.add(ClusterConfig.LOGGED, Promise.RECOVERY, seed=143)
+@MUTANTS.add(ClusterConfig.LOGGED, Promise.RECOVERY, seed=410)
 def records_have_no_checksum(patch: Patch) -> None:
     patch.setattr(wal_format, "_check", lambda *_: 0)
 

@@ -13,7 +13,7 @@ from tests.mutants.patching import Mutants, Patch
 MUTANTS = Mutants()
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL, seed=5)
 def a_late_report_is_merged(patch: Patch) -> None:
     def is_late(self: ReportTracker, message: Push) -> bool:
         return message.worker in self.by_table[message.parts[0].table].workers
@@ -21,7 +21,7 @@ def a_late_report_is_merged(patch: Patch) -> None:
     patch.setattr(ReportTracker, "is_late", is_late)
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL, seed=5)
 def a_report_weighs_twice(patch: Patch) -> None:
     def record(self: ReportTracker, message: Push, now: float) -> None:
         original(self, message, now)
@@ -32,7 +32,7 @@ def a_report_weighs_twice(patch: Patch) -> None:
     patch.setattr(ReportTracker, "record", record)
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL, seed=5)
 def a_merge_keeps_its_reports(patch: Patch) -> None:
     def take_reports(self: DensePart, weight: float, norms: Any) -> Any:
         sums = self._arrays_by_name()["buffer"].copy()
@@ -44,17 +44,17 @@ def a_merge_keeps_its_reports(patch: Patch) -> None:
     patch.setattr(DensePart, "take_reports", take_reports)
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS, seed=5)
 def a_grace_never_ends(patch: Patch) -> None:
     patch.setattr(ReportTracker, "next_end", lambda *_: None)
 
 
-@MUTANTS.add(ClusterConfig.LOGGED, Promise.PROGRESS)
+@MUTANTS.add(ClusterConfig.LOGGED, Promise.PROGRESS, seed=48)
 def a_late_worker_is_waited_for(patch: Patch) -> None:
     patch.setattr(ReportTracker, "sit_out", lambda *_: None)
 
 
-@MUTANTS.add(ClusterConfig.LOGGED, Promise.SERIAL)
+@MUTANTS.add(ClusterConfig.LOGGED, Promise.SERIAL, seed=264)
 def a_recovered_shard_forgets_open_reports(patch: Patch) -> None:
     def restore_reports(self: Updates, saved: Any) -> None:
         original(self, {})
