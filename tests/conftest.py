@@ -144,7 +144,7 @@ def connect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def quick_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Processes start without numba: loading it takes most of their start."""
     from ps.launch import processes
-    from tests.support.numba_hidden import without_numba
+    from tests.support.quick_start import without_numba
 
     folder = without_numba(tmp_path_factory.mktemp("quick") / "start")
     before = os.environ.get("PYTHONPATH")

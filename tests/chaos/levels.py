@@ -20,7 +20,7 @@ from ps.launch.replica_supervisor import ReplicatedShards
 from ps.launch.single_copies import SingleCopies
 from shards.spec import ShardSpec
 from tests.chaos.schedule import Kind
-from tests.support.numba_hidden import without_numba
+from tests.support.quick_start import without_numba
 
 _ALL = 1 << 10
 ROLLBACK_S = 2.0

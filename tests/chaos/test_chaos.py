@@ -15,7 +15,7 @@ import pytest
 
 from tests.chaos.levels import LEVELS
 from tests.chaos.oracle import Breach
-from tests.support.numba_hidden import import_path
+from tests.support.quick_start import import_path
 
 ROOT = Path(__file__).parents[2]
 # A worker's next life takes a millisecond, a shard's a second of a core.

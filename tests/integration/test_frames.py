@@ -18,8 +18,8 @@ from shards.errors import BadInput, GiveUp
 from tests.support.bare_python import bare_python
 from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
-from tests.support.numba_hidden import import_path
 from tests.support.ones_job import Broken, Silent, counted, ones_job, rows
+from tests.support.quick_start import import_path
 from worker import spark as door
 from worker.job.runner import run_job
 from worker.job.training_job import Job

@@ -24,8 +24,8 @@ from ps.transport.server_thread import ServerThread
 from ps.transport.transports import Transport
 from shards.job_ids import short_id
 from tests.support.eventually import eventually
-from tests.support.numba_hidden import import_path
 from tests.support.own_logs import own_logs
+from tests.support.quick_start import import_path
 from tests.support.sample_job import specs_of
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from tests.support import tiny_job
 from tests.support.eventually import eventually
-from tests.support.numba_hidden import import_path
+from tests.support.quick_start import import_path
 from worker.caffe.inference import evaluate
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver

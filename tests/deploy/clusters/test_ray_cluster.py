@@ -15,7 +15,7 @@ import pytest
 from deploy.clusters import ray_cluster
 from deploy.clusters.ray_cluster import check_token, connect, refusal
 from shards.errors import BadInput, GiveUp, WrongBuild
-from tests.support.numba_hidden import import_path
+from tests.support.quick_start import import_path
 
 if TYPE_CHECKING:
     from tests.support.clusters import RunningRay

@@ -16,8 +16,8 @@ import pytest
 import ps
 from ps.launch.threads import local_shards
 from tests.chaos.namespaces import missing
-from tests.support.numba_hidden import import_path
 from tests.support.one_shard import SIZE, client_of, shards_of_one
+from tests.support.quick_start import import_path
 
 ROOT = Path(__file__).parents[3]
 
