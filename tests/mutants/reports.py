@@ -54,7 +54,7 @@ def a_late_worker_is_waited_for(patch: Patch) -> None:
     patch.setattr(ReportTracker, "sit_out", lambda *_: None)
 
 
-@MUTANTS.add(ClusterConfig.LOGGED, Promise.SERIAL, seed=264)
+@MUTANTS.add(ClusterConfig.LOGGED, Promise.RECOVERY, seed=264)
 def a_recovered_shard_forgets_open_reports(patch: Patch) -> None:
     def restore_reports(self: Updates, saved: Any) -> None:
         original(self, {})
