@@ -28,11 +28,12 @@ from ps.process_owner import BoundToProcess
 from ps.reader import Reader
 from ps.session.compression import Compression
 from ps.session.events import JobEnded
+from ps.step_rows import MAX_PREFETCHED
 from ps.storage import Place
 from ps.table_views import TableViews
 from ps.tables import Dense, Sparse, Tables, tables_of
 from ps.transport.link_model import LinkModel
-from ps.worker import MAX_PREFETCHED, Worker
+from ps.worker import Worker
 from shards import argument_checks
 from shards.buffer_pool import Allocator
 from shards.errors import BadInput, DownpourError

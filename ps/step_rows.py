@@ -1,6 +1,6 @@
 """The rows of sparse tables in a step: the ids that it reads, and the gradients of their rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from shards.tables import SparseTable
 
 Floats = NDArray[np.float32]
 
+MAX_PREFETCHED = 64
+"""The most steps whose weights or rows a worker may have requested ahead."""
 _DTYPES = (np.dtype(np.int64), np.dtype(np.uint64))
 
 
@@ -92,6 +94,38 @@ class RowsOfStep:
                 got=f"NaN or infinity in the row of id {distinct.ids[row]}",
             )
         self.gradients[table] = RowGradient(distinct.ids, summed)
+
+
+class RequestedRows:
+    """The rows that a worker has requested ahead, by the clock of the step that will read them."""
+
+    def __init__(self, tables: Mapping[str, SparseTable]) -> None:
+        self._tables = tables
+        self._rows: dict[int, RowsOfStep] = {}
+
+    def find(self, clock: int) -> RowsOfStep | None:
+        """The rows that were requested for a step."""
+        return self._rows.get(clock)
+
+    def request(
+        self, clock: int, gather: object, send: Callable[[int, Gather | None], object]
+    ) -> None:
+        """Request rows for the step at `clock`, or for the one after the last requested.
+
+        `send` takes the step's clock and what to ask for. Raises BadInput as `RowsOfStep` does, and
+        for more than MAX_PREFETCHED steps.
+        """
+        self._rows = {at: rows for at, rows in self._rows.items() if at >= clock}
+        clock = max([clock - 1, *self._rows]) + 1
+        if len(self._rows) >= MAX_PREFETCHED:
+            raise BadInput(
+                "prefetch", expected=f"at most {MAX_PREFETCHED} steps ahead", got="one more"
+            )
+        if not isinstance(gather, Mapping):
+            raise argument_checks.wrong("gather", "a dict of ids by table", gather)
+        rows = RowsOfStep(self._tables, gather)
+        send(clock, rows.gather)
+        self._rows[clock] = rows
 
 
 def _distinct_of(ids: Ids, known: DistinctIds | None) -> DistinctIds:

@@ -41,7 +41,7 @@ from ps.session.row_requests import Gather
 from ps.shared_memory.client_buffers import PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.worker_state import Arrays, WorkerState
-from ps.step_rows import RowsOfStep
+from ps.step_rows import RequestedRows, RowsOfStep
 from ps.table_views import TableViews
 from shards import argument_checks
 from shards.errors import BadInput, DownpourError, Retry
@@ -56,7 +56,6 @@ Gradients = Floats | Mapping[str, Floats | RowGradient]
 
 _NOTHING = object()
 RESULT_S = 60.0
-MAX_PREFETCHED = 64
 PULL_S = 600.0
 """How long a step's pull waits at the staleness bound, in seconds, by default."""
 
@@ -128,7 +127,7 @@ class Worker(BoundToProcess):
         self.client = client
         self._views = views
         self._no_rows = RowsOfStep(views.sparse)
-        self._requested: dict[int, RowsOfStep] = {}  # rows that were requested ahead, by clock
+        self._requested = RequestedRows(views.sparse)
         self._prefetch = prefetch
         self._unacknowledged: dict[int, AckFuture] = {}
         self._open: WorkerStep | None = None
@@ -195,7 +194,7 @@ class Worker(BoundToProcess):
                 samples = argument_checks.whole("samples", samples, 0, MAX_SAMPLES)
             rows = self._no_rows
             if gather is not None:
-                requested = self._requested.get(self._next_clock)
+                requested = self._requested.find(self._next_clock)
                 rows = RowsOfStep(self._views.sparse, gather, requested)
         except BadInput as error:
             error.worker = self.name
@@ -212,22 +211,15 @@ class Worker(BoundToProcess):
 
         Raises BadInput as `step` does, and for more than 64 steps that were requested.
         """
-        clock = self._next_clock
-        self._requested = {at: rows for at, rows in self._requested.items() if at >= clock}
-        clock = max([clock - 1, *self._requested]) + 1
         try:
-            if len(self._requested) >= MAX_PREFETCHED:
-                raise BadInput(
-                    "prefetch", expected=f"at most {MAX_PREFETCHED} steps ahead", got="one more"
-                )
-            if not isinstance(gather, Mapping):
-                raise argument_checks.wrong("gather", "a dict of ids by table", gather)
-            rows = RowsOfStep(self._views.sparse, gather)
-            self.client.prefetch(clock, gather=rows.gather)
+            self._requested.request(
+                self._next_clock,
+                gather,
+                lambda clock, rows: self.client.prefetch(clock, gather=rows),
+            )
         except BadInput as error:
             error.worker = self.name
             raise
-        self._requested[clock] = rows
 
     @property
     def _next_clock(self) -> int:

@@ -68,6 +68,7 @@ __all__ = [
 Floats = NDArray[np.float32]
 
 _LAYERS = ("Embedding", "EmbeddingBag")
+_MODEL_WITH_ROWS = "a model with worker.torch.Embedding layers"
 _NET = "net"
 _MAX_QUOTED = 200  # characters of an error of the exporter
 
@@ -240,7 +241,17 @@ class DistributedOptimizer:
         staleness bound. Raises BadInput for a model without such layers, for what is no id, and
         before `step` has ended the last one.
         """
-        raise BadInput("gather", expected="a model with worker.torch.Embedding layers", got="none")
+        raise BadInput("gather", expected=_MODEL_WITH_ROWS, got="none")
+
+    def prefetch(self, ids: Mapping[str, Any]) -> None:
+        """Request now what the `gather` of a coming step with these ids will bring.
+
+        The first call is for the next step, a further one for the step after the last that was
+        requested; the answers travel while this process computes. A step of other ids reads again.
+        A step that is requested n steps early may miss n more pushes, of this worker's, too; the
+        staleness bound holds. Raises BadInput as `gather` does, and for more than 64 steps.
+        """
+        raise BadInput("prefetch", expected=_MODEL_WITH_ROWS, got="none")
 
     def step(self, *, loss: Any = 0.0, samples: int | None = None) -> None:
         """Take one step with the gradients in the parameters' `grad`, and bring the next weights.
@@ -292,21 +303,28 @@ class _EmbeddingOptimizer(DistributedOptimizer):
         if self._net is not None:
             self._net.show(self._row_steps.pull())
         self._weights = np.empty(0, np.float32)
+        self._padding = {name: layers[0].padding_idx for name, layers in self._layers.items()}
         self._step_rows: dict[str, Any] = {}
 
     @property
     def lost(self) -> str:
         return self._row_steps.lost
 
-    def gather(self, ids: object) -> None:
+    def prefetch(self, ids: object) -> None:
+        self._row_steps.prefetch(self._distinct_ids("prefetch", ids))
+
+    def _distinct_ids(self, label: str, ids: object) -> dict[str, Any]:
+        """The ids that need rows, by table; raises BadInput."""
         if not isinstance(ids, Mapping):
-            raise argument_checks.wrong("gather", "a dict of ids by table", ids)
-        embeddings, device = _embeddings(), self._device
-        padding = {name: layers[0].padding_idx for name, layers in self._layers.items()}
-        distinct = {
-            name: embeddings.distinct_ids(f"gather: {name}", value, padding.get(name))
+            raise argument_checks.wrong(label, "a dict of ids by table", ids)
+        return {
+            name: _embeddings().distinct_ids(f"{label}: {name}", value, self._padding.get(name))
             for name, value in ids.items()
         }
+
+    def gather(self, ids: object) -> None:
+        embeddings, device, padding = _embeddings(), self._device, self._padding
+        distinct = self._distinct_ids("gather", ids)
         self._weights = self._row_steps.begin(distinct)
         if self._net is not None:
             self._net.show(self._weights)

@@ -10,6 +10,7 @@ import pytest
 import ps
 import worker
 import worker.torch
+from ps.session.session import Session
 from shards.errors import BadInput
 
 torch: Any = pytest.importorskip("torch", reason="needs the extra `torch`")
@@ -128,6 +129,81 @@ def test_workers_train_rows_and_weights_together() -> None:
         with ThreadPoolExecutor(2) as pool:
             losses = list(pool.map(train, range(2)))
     assert max(losses) < 0.1 < np.square(taste @ kind.T).mean()
+
+
+def test_a_step_takes_what_was_requested_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step has one request, two steps early; its rows lack the pushes made meanwhile.
+
+    The rate is 1 and the loss a sum of rows, so each push takes 1 from every float.
+    """
+    clocks: list[int] = []
+    real = Session.pull
+
+    def pull(self: Session, clock: int, *rest: Any, **options: Any) -> Any:
+        clocks.append(clock)
+        return real(self, clock, *rest, **options)
+
+    layer = worker.torch.Embedding("user", 1, rate=1.0, init=ps.Zeros())
+    with (
+        ps.local(worker.torch.tables(layer), transport="tcp") as job,
+        worker.torch.join(job, "w0", layer) as opt,
+    ):
+        monkeypatch.setattr(Session, "pull", pull)
+        for _ in range(2):
+            opt.prefetch({"user": IDS})
+        seen = []
+        for _ in range(6):
+            opt.gather({"user": IDS.flip(0)})
+            opt.prefetch({"user": [IDS[:3], IDS[3:]]})
+            rows = layer(IDS)
+            seen.append(set(rows.flatten().tolist()))
+            rows.sum().backward()
+            opt.step()
+            opt.client.flush()
+        assert clocks == list(range(8))
+    # The first two were requested before any push, the others at the beginning of a step.
+    assert seen == [{0.0}, {0.0}, {0.0}, {-1.0}, {-2.0}, {-3.0}]
+
+
+def learn_factors(args: Any, ctx: worker.Context) -> None:
+    """Train on each batch while the rows of the next are on their way."""
+    model = Factors()
+    opt = worker.torch.wrap(model, None, ctx)
+    batches = ctx.batches(20, epochs=args["epochs"])
+    batch = next(batches, None)
+    while batch is not None:
+        following = next(batches, None)
+        opt.gather({name: batch[name] for name in ("user", "item")})
+        if following is not None:
+            opt.prefetch({name: following[name] for name in ("user", "item")})
+        scores = model(batch["user"], batch["item"])
+        loss = (scores - torch.from_numpy(batch["score"])).square().mean()
+        loss.backward()
+        opt.step(loss=loss)
+        opt.zero_grad()
+        batch = following
+
+
+def test_workers_of_spark_request_rows_early(spark: Any) -> None:
+    """Two workers factorise a table of ratings with `prefetch`, and its rows come back."""
+    dice = np.random.default_rng(1)
+    taste, kind = dice.standard_normal((20, 2)), dice.standard_normal((30, 2))
+    users, items = dice.integers(0, 20, 800), dice.integers(0, 30, 800)
+    scores = (taste[users] * kind[items]).sum(1)
+    rows = list(zip(users.tolist(), items.tolist(), scores.tolist(), strict=True))
+    df = spark.createDataFrame(rows, "user long, item long, score float").repartition(2)
+    tables = worker.torch.tables(Factors())
+    trained = worker.run(
+        df,
+        learn_factors,
+        {"epochs": 12},
+        params=tables,
+        workers=2,
+        strategy="asp",
+        shards_in="processes",
+    )
+    user, item = (trained.rows.gather(*pair) for pair in (("user", users), ("item", items)))
+    assert np.square((user * item).sum(1) - scores).mean() < 0.2 * np.square(scores).mean()
 
 
 class Factors(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not checked
@@ -284,6 +360,12 @@ def test_uses_that_are_refused(job: ps.Job) -> None:
     with pytest.raises(BadInput, match=neither):
         model.user(ids)
     with worker.torch.join(job, "w2", model) as opt:
+        with pytest.raises(BadInput, match="prefetch: expected a dict of ids by table, got 5"):
+            opt.prefetch(5)  # type: ignore[arg-type]  # wrong on purpose
+        with pytest.raises(BadInput, match="prefetch: user: expected int64 or uint64 of shape"):
+            opt.prefetch({"user": ids.float()})
+        with pytest.raises(BadInput, match="gather: expected one of the sparse tables user, item"):
+            opt.prefetch({"nobody": ids})
         with pytest.raises(BadInput, match=r"step: worker w2: the step has no ids"):
             opt.step()
         opt.gather({"user": ids})

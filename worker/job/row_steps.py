@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import ps
 from ps.client import Client
 from ps.shared_memory.client_buffers import PulledWeights
-from ps.step_rows import RowsOfStep
+from ps.step_rows import RequestedRows, RowsOfStep
 from shards import argument_checks
 from shards.errors import BadInput
 from shards.messages import MAX_SAMPLES
@@ -98,6 +98,7 @@ class RowSteps:
         self._steps = me.steps
         self._rows_read = me.rows
         self._rows_before = me.rows()
+        self._requested = RequestedRows(self._views.sparse)
         self._rows: RowsOfStep | None = None
         self._pulled: PulledWeights | None = None
 
@@ -118,10 +119,17 @@ class RowSteps:
             )
         if self.client.step >= self._steps:
             raise BadInput(f"gather: worker {worker} has taken its last step already")
-        rows = RowsOfStep(self._views.sparse, ids)
+        rows = RowsOfStep(self._views.sparse, ids, self._requested.find(self.client.clock))
         self._pulled = self.client.pull(gather=rows.gather)
         self._rows = rows
         return self._pulled.weights
+
+    def prefetch(self, ids: Mapping[str, Any]) -> None:
+        """Request what a coming step of these ids will read, as `ps.Worker.prefetch`."""
+        client, is_open = self.client, self._rows is not None
+        self._requested.request(
+            client.clock + is_open, ids, lambda clock, rows: client.prefetch(clock, gather=rows)
+        )
 
     def rows(self, table: str) -> Floats:
         """The rows of the ids of a table, in their order; a copy."""
