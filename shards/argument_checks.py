@@ -100,6 +100,15 @@ def number(
     return plain
 
 
+def number_from_0(argument: str, value: object, most: float = LARGEST) -> float:
+    """A number of at least 0 and at most `most`."""
+    expected = "0 or more" if most == LARGEST else f"[0, {most:g}]"
+    plain = number(argument, value, least=0, expected=expected)
+    if plain > most:
+        raise wrong(argument, expected, plain)
+    return plain
+
+
 def loss(argument: str, value: object) -> float:
     """A loss: any number, NaN and infinity included, because it is a measurement."""
     return _real(argument, value, "a number")

@@ -34,10 +34,13 @@ from shards import argument_checks
 from shards.buffer_pool import allocator
 from shards.errors import BadInput
 from shards.named_fields import NamedFields
+from shards.rule_checks import check_positive, check_range, check_share, field_of
 from shards.run_plans import cover_gaps, plan_runs
 from shards.tables import META_WORDS, RateRun
 
 Floats = NDArray[np.float32]
+SectionArrays = tuple[Floats, Floats, tuple[Floats, ...], Floats]
+"""The weights, the gradient, the slots and the next weights of a section."""
 
 MAX_VERSIONS = 64
 """The most past versions that a shard keeps for a rule."""
@@ -120,8 +123,7 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
                 backends.copy_to(weights if read is None else read, backend_of(weights)),
                 *slots,
             )
-        name = str(self.__struct_config__.tag)
-        updates.apply(name, weights, gradient, slots, out, plan.runs, self.constants_at(count))
+        self.update_runs((weights, gradient, slots, out), plan.runs, count)
         for gap in plan.gaps:
             # `out` is a recycled buffer: what no rule writes has to be copied, or an old version
             # would show.
@@ -130,6 +132,11 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
             # A buffer holds statistics and no parameters: neither rate nor decay nor slots apply to
             # it.
             out[buffer] = weights[buffer] - gradient[buffer]
+
+    def update_runs(self, arrays: SectionArrays, runs: updates.Runs, count: int) -> None:
+        """Apply the formula to the runs of these arrays; see `apply`."""
+        name = str(self.__struct_config__.tag)
+        updates.apply(name, *arrays, runs, self.constants_at(count))
 
     def apply_rows(
         self,
@@ -220,7 +227,7 @@ class Momentum(UpdateRule, frozen=True, tag="momentum"):
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        _demand_share(self, "momentum")
+        check_share(self, "momentum")
 
     def constants(self) -> tuple[np.float32, ...]:
         return (np.float32(self.momentum),)
@@ -237,7 +244,7 @@ class Nesterov(UpdateRule, frozen=True, tag="nesterov"):
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        _demand_share(self, "momentum")
+        check_share(self, "momentum")
 
     def constants(self) -> tuple[np.float32, ...]:
         mu = np.float32(self.momentum)
@@ -255,7 +262,7 @@ class Adagrad(UpdateRule, frozen=True, tag="adagrad"):
     delta: float = 1e-8
 
     def __post_init__(self) -> None:
-        _demand_positive(self)
+        check_positive(self)
 
     def constants(self) -> tuple[np.float32, ...]:
         return (np.float32(self.delta),)
@@ -273,7 +280,7 @@ class RowAdagrad(UpdateRule, frozen=True, tag="row_adagrad"):
     delta: float = 1e-8
 
     def __post_init__(self) -> None:
-        _demand_positive(self)
+        check_positive(self)
 
     def constants(self) -> tuple[np.float32, ...]:
         return (np.float32(self.delta),)
@@ -291,8 +298,8 @@ class RMSProp(UpdateRule, frozen=True, tag="rmsprop"):
     delta: float = 1e-8
 
     def __post_init__(self) -> None:
-        _demand_share(self, "decay_rate")
-        _demand_positive(self)
+        check_share(self, "decay_rate")
+        check_positive(self)
 
     def constants(self) -> tuple[np.float32, ...]:
         return (*_keep_and_take(self.decay_rate), np.float32(self.delta))
@@ -310,8 +317,8 @@ class AdaDelta(UpdateRule, frozen=True, tag="adadelta"):
     delta: float = 1e-6
 
     def __post_init__(self) -> None:
-        _demand_share(self, "momentum")
-        _demand_positive(self)
+        check_share(self, "momentum")
+        check_positive(self)
 
     def constants(self) -> tuple[np.float32, ...]:
         return (*_keep_and_take(self.momentum), np.float32(self.delta))
@@ -332,9 +339,9 @@ class Adam(UpdateRule, frozen=True, tag="adam"):
     delta: float = 1e-8
 
     def __post_init__(self) -> None:
-        _demand_share(self, "beta1")
-        _demand_share(self, "beta2")
-        _demand_positive(self)
+        check_share(self, "beta1")
+        check_share(self, "beta2")
+        check_positive(self)
 
     def scale(self, rate: float, count: int) -> float:
         return float(rate * np.sqrt(1 - self.beta2**count) / (1 - self.beta1**count))
@@ -362,7 +369,7 @@ class AdamW(Adam, frozen=True, tag="adamw"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _demand_share(self, "weight_decay")
+        check_share(self, "weight_decay")
 
     def constants_at(self, count: int) -> tuple[np.float32, ...]:
         # The loop multiplies all of it by rate * c.
@@ -386,10 +393,9 @@ class FTRL(UpdateRule, frozen=True, tag="ftrl"):
     l2: float = 0.0
 
     def __post_init__(self) -> None:
-        _demand_positive(self, "beta")
+        check_positive(self, "beta")
         for field in ("l1", "l2"):
-            if not _number(self, field, "0 or more") >= 0:
-                raise argument_checks.wrong(_field(self, field), "0 or more", getattr(self, field))
+            check_range(self, field)
 
     def constants(self) -> tuple[np.float32, ...]:
         return np.float32(self.beta), np.float32(self.l1), np.float32(self.l2)
@@ -407,8 +413,8 @@ class DelayedNesterov(UpdateRule, frozen=True, tag="delayed_nesterov"):
     n: int = 1
 
     def __post_init__(self) -> None:
-        _demand_share(self, "momentum")
-        structs.force_setattr(self, "n", argument_checks.whole(_field(self, "n"), self.n, 1))
+        check_share(self, "momentum")
+        structs.force_setattr(self, "n", argument_checks.whole(field_of(self, "n"), self.n, 1))
 
     def constants_at(self, count: int) -> tuple[np.float32, ...]:
         last = count % self.n == 0
@@ -426,10 +432,53 @@ class MomentumLookAhead(UpdateRule, frozen=True, tag="mla"):
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        _demand_share(self, "momentum")
+        check_share(self, "momentum")
 
     def constants(self) -> tuple[np.float32, ...]:
         return _keep_and_take(self.momentum)
+
+
+class HeLoCo(UpdateRule, frozen=True, tag="heloco"):
+    """Each delta at once, its direction corrected by the momentum's (arXiv 2606.00271).
+
+    For each tensor, with delta D, momentum m, c = cos(D, m) and conf = |D| / (|D| + kappa*|m|)
+
+        c >= c_ok        G = D
+        0 <= c < c_ok    u = (1 - l)*D/|D| + l*m/|m|,  l = min(k_d * (1 - c) * conf, 1);
+                         G = |D|*u/|u|
+        c < 0            G = D - b*c*|D|*m/|m|,  b = min(-k_s * c * conf, beta_max)
+        m = momentum*m + (1 - momentum)*G;  w -= rate * (G + momentum*m)
+
+    Where D or m is zero, G is D. The paper's weight for a delay is 1. The form is the paper's; the
+    five constants are ours: a delta within 60 degrees of the momentum is left as it is, a delta and
+    a momentum of one length have half the confidence, a right angle then closes by a fourth, and no
+    more than the whole of an opposing part is taken away. One slot, m. Raises BadInput for a
+    `momentum` outside [0, 1), a `c_ok` or `beta_max` outside [0, 1], and others below 0.
+    """
+
+    slot_names: ClassVar[tuple[str, ...]] = ("momentum",)
+    whole_tensors: ClassVar[bool] = True
+    momentum: float = 0.9
+    c_ok: float = 0.5
+    k_s: float = 1.0
+    k_d: float = 0.5
+    beta_max: float = 1.0
+    kappa: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_share(self, "momentum")
+        for field in ("c_ok", "beta_max"):
+            check_range(self, field, 1)
+        for field in ("k_s", "k_d", "kappa"):
+            check_range(self, field)
+
+    def constants(self) -> tuple[np.float32, ...]:
+        return _keep_and_take(self.momentum)
+
+    def update_runs(self, arrays: SectionArrays, runs: updates.Runs, count: int) -> None:
+        weights, gradient, (momentum,), out = arrays
+        fields = self.c_ok, self.k_s, self.k_d, self.beta_max, self.kappa
+        updates.apply_heloco(weights, gradient, momentum, out, runs, self.constants(), fields)
 
 
 class DelayCompensation(UpdateRule, frozen=True, tag="dc_asgd"):
@@ -463,8 +512,8 @@ class AdaptiveDelayCompensation(UpdateRule, frozen=True, tag="dc_asgd_adaptive")
 
     def __post_init__(self) -> None:
         _demand_versions(self)
-        _demand_share(self, "mean")
-        _demand_positive(self)
+        check_share(self, "mean")
+        check_positive(self)
 
     def constants(self) -> tuple[np.float32, ...]:
         return (*_keep_and_take(self.mean), np.float32(self.strength), np.float32(self.delta))
@@ -483,6 +532,7 @@ Rule = (
     | FTRL
     | DelayedNesterov
     | MomentumLookAhead
+    | HeLoCo
     | DelayCompensation
     | AdaptiveDelayCompensation
 )
@@ -536,33 +586,7 @@ def _keep_and_take(share: float) -> tuple[np.float32, np.float32]:
     return keep, np.float32(1) - keep
 
 
-def _demand_share(rule: UpdateRule, field: str) -> None:
-    value = _number(rule, field, "[0, 1)")
-    if not 0 <= value < 1:
-        raise argument_checks.wrong(_field(rule, field), "[0, 1)", value)
-
-
 def _demand_versions(rule: DelayCompensation | AdaptiveDelayCompensation) -> None:
-    versions = argument_checks.whole(_field(rule, "versions"), rule.versions, 1, MAX_VERSIONS)
+    versions = argument_checks.whole(field_of(rule, "versions"), rule.versions, 1, MAX_VERSIONS)
     structs.force_setattr(rule, "versions", versions)
-    if not _number(rule, "strength", "0 or more") >= 0:
-        raise argument_checks.wrong(_field(rule, "strength"), "0 or more", rule.strength)
-
-
-def _demand_positive(rule: UpdateRule, field: str = "delta") -> None:
-    # With delta 0, a weight that has only had zero gradients would become 0/0.
-    expected = "more than 0 in float32"
-    value = _number(rule, field, expected)
-    if not np.float32(value) > 0:
-        raise argument_checks.wrong(_field(rule, field), expected, value)
-
-
-def _field(rule: UpdateRule, field: str) -> str:
-    return f"update rule {rule.__struct_config__.tag}: {field}"
-
-
-def _number(rule: UpdateRule, field: str, expected: str) -> float:
-    """The value of a field, which is converted to a plain float in place."""
-    plain = argument_checks.number(_field(rule, field), getattr(rule, field), expected=expected)
-    structs.force_setattr(rule, field, plain)
-    return plain
+    check_range(rule, "strength")

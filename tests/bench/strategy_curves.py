@@ -53,6 +53,7 @@ OPTIONS = {
     "diloco": "diloco:h=20,inner_lr=0.002",
     "async_diloco": "async_diloco:h=20,inner_lr=0.002,momentum=0.5",
     "mla": "mla:h=20,inner_lr=0.002",
+    "heloco": "heloco:h=20,inner_lr=0.002",
     "fedbuff": "fedbuff:k=4,window=5",
 }
 """Each strategy's options: windows short enough for a run of some hundred steps a worker."""

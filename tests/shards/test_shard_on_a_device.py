@@ -60,8 +60,8 @@ def test_a_gpu_and_the_host_answer_alike(cupy: Any) -> None:
     on_gpu, shard = converse(GPU, Adam(), Decay(0.02), EACH)
     assert on_gpu == converse(HOST, Adam(), Decay(0.02), EACH)[0]
     assert isinstance(shard.parameters._weights, cupy.ndarray)
-    assert all(goal.met for goal in shards_on_gpu.run())
     assert set(cupy.pinned_bytes) == {4 * shard.size}
+    assert all(goal.met for goal in shards_on_gpu.run())
 
 
 # --- copies between host and device ---------------------------------------------------------------

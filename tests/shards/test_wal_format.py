@@ -25,7 +25,7 @@ from shards.messages import (
     Refusal,
     Request,
 )
-from shards.rules import SGD, AdaptiveDelayCompensation, Decay, DelayedNesterov, Momentum
+from shards.rules import SGD, AdaptiveDelayCompensation, Decay, DelayedNesterov, HeLoCo, Momentum
 from shards.shard import Shard
 from shards.transition_io import Arrival
 from shards.wal_format import Damage, Entry, Expired, Frames, Opening, Replay, Turn
@@ -40,6 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "buffer": {"merge": Buffer(3), "rule": Momentum(0.9), "weigh": "inverse_root", "bound": None},
     "versions": {"rule": AdaptiveDelayCompensation(versions=2), "bound": None},
     "every third": {"rule": DelayedNesterov(n=3), "bound": None, "deltas": True},
+    "whole tensors": {"rule": HeLoCo(), "bound": None, "deltas": True},
     "warm": {"warm_steps": 6, "bound": 2},
 }
 NAMES = "abcd"

@@ -27,17 +27,18 @@ TENSORS = DenseTable(
         TensorSpec("ip", (256, 2), lr_mult=0.5, decay_mult=3.0),
     ),
 )
-KEYS = KeyRange(128, TENSORS.size)
 
 
 def converse(place: Backend, rule: Rule, decay: Decay, merge: Merge) -> tuple[list[Any], Shard]:
     """Hold a seeded conversation with a shard of one section; return its answers as bytes."""
     dice = np.random.default_rng(SEED)
+    # A section that begins within a tensor, if the rule allows that.
+    keys = KeyRange(TENSORS.offsets[1] if rule.whole_tensors else 128, TENSORS.size)
     talk = Talk(installed=False)
     talk.shard = Shard(
         spec(
             table=TENSORS,
-            map=ShardMap(1, (KEYS,)),
+            map=ShardMap(1, (keys,)),
             rule=rule,
             decay=decay,
             merge=merge,
@@ -54,7 +55,7 @@ def converse(place: Backend, rule: Rule, decay: Decay, merge: Merge) -> tuple[li
         arena = TENSORS.empty()
         for view in TENSORS.views(arena).values():
             view[...] = dice.standard_normal(view.shape, np.float32)
-        return arena[KEYS.start : KEYS.stop]
+        return arena[keys.start : keys.stop]
 
     heard: list[Any] = []
 
@@ -68,7 +69,7 @@ def converse(place: Backend, rule: Rule, decay: Decay, merge: Merge) -> tuple[li
     talk.enter("a", "b", "c")
     for seq in range(1, 7):
         for worker in "abc":
-            say(push(worker, seq, start=KEYS.start, stop=KEYS.stop), [values().tobytes()])
+            say(push(worker, seq, start=keys.start, stop=keys.stop), [values().tobytes()])
         say(pull("b", seq))
     say(Read(2, "job"))
     say(Export(3, "job"))

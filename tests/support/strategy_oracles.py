@@ -288,6 +288,35 @@ class MLA(Deltas):
         self.become(self.c - F(0.7 * (1 / self.workers)) * (step + pushed))
 
 
+class HeLoCo(Deltas):
+    """Deltas turned towards the momentum, tensor by tensor."""
+
+    def __init__(self, *args: Any, tensors: Sequence[slice], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.m, self.tensors = np.zeros_like(self.c), tensors
+
+    def learn(self, at: Replica, gradient: Floats) -> None:
+        adamw(self, at, gradient, 0.1)
+
+    def serve(self, pushed: Floats, staleness: int, number: int) -> None:
+        g: Floats = pushed.copy()
+        for keys in self.tensors:
+            d, m = pushed[keys].astype(np.float64), self.m[keys].astype(np.float64)
+            dd, dm, mm = (float((a * b).sum()) for a, b in ((d, d), (d, m), (m, m)))
+            if dd == 0 or mm == 0 or (c := dm / sqrt(dd) / sqrt(mm)) >= 0.5:
+                continue
+            share = sqrt(dd) / (sqrt(dd) + sqrt(mm))
+            part, along = 1.0, share * c * c * sqrt(dd) / sqrt(mm)
+            if c >= 0:
+                turn = 0.5 * (1 - c) * share
+                norm = sqrt((1 - turn) ** 2 + 2 * turn * (1 - turn) * c + turn**2)
+                part, along = (1 - turn) / norm, turn * (sqrt(dd) / sqrt(mm)) / norm
+            g[keys] = F(part) * pushed[keys] + F(along) * self.m[keys]
+        self.m = F(0.9) * self.m + (F(1) - F(0.9)) * g
+        step: Floats = g + F(0.9) * self.m
+        self.become(self.c - F(0.7 * (1 / self.workers)) * step)
+
+
 class FedBuff(Deltas):
     def __init__(self, *args: Any, k: int, **options: Any) -> None:
         super().__init__(*args, **options)

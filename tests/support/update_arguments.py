@@ -15,6 +15,7 @@ HYPER: dict[str, dict[str, float]] = {
     "adamw": {"beta1": 0.9, "beta2": 0.99, "delta": 1e-6, "weight_decay": 0.02},
     "delayed_nesterov": {"momentum": 0.9, "n": 1},
     "mla": {"momentum": 0.9},
+    "heloco": {"momentum": 0.9},
     "dc_asgd": {"strength": 0.5},
     "dc_asgd_adaptive": {"mean": 0.95, "strength": 0.5, "delta": 1e-3},
 }
@@ -29,7 +30,7 @@ SLOTS = {
     "dc_asgd_adaptive": 2,
 }
 RULES = sorted(HYPER)
-ROOTLESS = {"sgd", "momentum", "nesterov", "delayed_nesterov", "mla", "dc_asgd"}
+ROOTLESS = {"sgd", "momentum", "nesterov", "delayed_nesterov", "mla", "heloco", "dc_asgd"}
 """The rules without a square root."""
 
 
@@ -46,6 +47,8 @@ def constants(rule: str) -> tuple[np.float32, ...]:
             return (*constants("adam"), hyper["weight_decay"])
         case "delayed_nesterov":
             return (hyper["momentum"], 1 / hyper["n"], np.float32(1))
+        case "heloco":  # of a gradient that is not to be corrected
+            return (*constants("mla"), np.float32(1), np.float32(0))
         case "mla":
             return (hyper["momentum"], 1 - hyper["momentum"])
         case "dc_asgd_adaptive":

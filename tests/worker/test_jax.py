@@ -53,6 +53,7 @@ SHORT = {
     "diloco": "diloco:h=10",
     "async_diloco": "async_diloco:h=10,inner_lr=0.05,momentum=0.5,weight_decay=0",
     "mla": "mla:h=10,inner_lr=0.05,momentum=0.5,weight_decay=0",
+    "heloco": "heloco:h=10,inner_lr=0.05,momentum=0.5,weight_decay=0",
 }
 
 

@@ -320,6 +320,7 @@ def _values() -> dict[str, Target]:
         ),
         ps.FTRL: ({"beta": "above 0", "l1": "0.. number", "l2": "0.. number"}, {}),
         ps.MomentumLookAhead: ({"momentum": "0..1"}, {}),
+        ps.HeLoCo: ({"momentum": "0..1"} | _heloco(), {}),
         ps.DelayedNesterov: ({"momentum": "0..1", "n": count}, {}),
         ps.DelayCompensation: ({"strength": "0.. number", "versions": count}, {}),
         ps.AdaptiveDelayCompensation: (
@@ -399,11 +400,18 @@ def _strategies() -> dict[Any, Any]:
         worker.DiLoCo: diloco | {"b": "0.."},
         worker.AsyncDiLoCo: diloco | {"n": "1..?", "speeds": "speeds"},
         worker.MLA: diloco | {"speeds": "speeds", "scale": "above 0?"},
+        worker.AsyncHeLoCo: diloco | {"speeds": "speeds", "scale": "above 0?"} | _heloco(),
         worker.FedBuff: {"k": count, "outer_lr": above, "window": count},
     }
     for kind in (worker.Downpour, worker.SSP, worker.ASP, worker.DCASGD, worker.ADAG):
         options[kind]["scale"] = "above 0?"
     return {kind: (fields, {}) for kind, fields in options.items()}
+
+
+def _heloco() -> dict[str, str]:
+    """The constants of the correction of HeLoCo."""
+    shares, numbers = ("c_ok", "beta_max"), ("k_s", "k_d", "kappa")
+    return dict.fromkeys(shares, "0..1 closed") | dict.fromkeys(numbers, "0.. number")
 
 
 def _jobs(env: Env) -> dict[str, Target]:

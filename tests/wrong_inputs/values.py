@@ -43,6 +43,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "number": _REAL,
     "0.. number": (*_REAL, -1),
     "0..1": (*_REAL, -1, 1, 2),
+    "0..1 closed": (*_REAL, -1, 1.5, 2),
     "above 0": (*_REAL, -1, 0),
     "loss": (*_ANY, "3", [], None, True, 1j),
     "name": (*_TEXT, "", "a\nb", "\0", "w" * 200),

@@ -23,6 +23,7 @@ from worker.strategies.dynsgd import DynSGD
 from worker.strategies.eamsgd import EAMSGD
 from worker.strategies.easgd import EASGD
 from worker.strategies.fedbuff import FedBuff
+from worker.strategies.heloco import AsyncHeLoCo
 from worker.strategies.local_sgd import LocalSGD
 from worker.strategies.mla import MLA
 from worker.strategies.softsync import Softsync
@@ -47,6 +48,7 @@ Strategy = (
     | DiLoCo
     | AsyncDiLoCo
     | MLA
+    | AsyncHeLoCo
     | FedBuff
 )
 
@@ -139,6 +141,7 @@ __all__ = [
     "SSP",
     "STRATEGIES",
     "AsyncDiLoCo",
+    "AsyncHeLoCo",
     "Base",
     "DiLoCo",
     "Downpour",

@@ -70,6 +70,28 @@ def apply(
             _apply_blocks(update.formula, weights, gradient, slots, out, runs, constants)
 
 
+def apply_heloco(
+    weights: Floats,
+    gradient: Floats,
+    momentum: Floats,
+    out: Floats,
+    runs: Runs,
+    constants: tuple[np.float32, ...],
+    correction: tuple[float, float, float, float, float],
+) -> None:
+    """`apply` for HeLoCo, where each run is a tensor with a correction of its own (heloco.py)."""
+    from cupy_kernels.ops.updates import heloco
+
+    shares_of = heloco.Correction(*correction).shares
+    for run, (start, stop) in enumerate(runs.bounds.tolist()):
+        keys, here = slice(start, stop), slice(run, run + 1)
+        w, g, m = weights[keys], gradient[keys], momentum[keys]
+        shares = shares_of(*heloco.dot_products(w, g, m, runs.decays[run], l1=runs.l1))
+        bounds = np.array([[0, stop - start]], np.int64)
+        tensor = Runs(bounds, runs.rates[here], runs.decays[here], runs.l1)
+        apply("heloco", w, g, (m,), out[keys], tensor, (*constants, *map(np.float32, shares)))
+
+
 def apply_rows(
     update: RowUpdate,
     slab: Floats,

@@ -154,6 +154,22 @@ def mla(w: Value, g: Value, m: Value, rate: Value, keep: Value, take: Value) -> 
 
 
 @compile_loop
+def heloco(
+    w: Value,
+    g: Value,
+    m: Value,
+    rate: Value,
+    keep: Value,
+    take: Value,
+    part: Value,
+    along: Value,
+) -> Value:
+    g = part * g + along * m
+    m = keep * m + take * g
+    return w - rate * (g + keep * m), m
+
+
+@compile_loop
 def dc_asgd(w: Value, g: Value, old: Value, rate: Value, strength: Value) -> Value:
     g = g + strength * (g * g) * (w - old)
     new = w - rate * g
@@ -294,6 +310,16 @@ def mla_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: A
         for i in range(len(x)):
             grad = add_decay(d[i], x[i], decay, runs.l1)
             new[i], m[i] = mla(x[i], grad, m[i], rate, *constants)
+
+
+@compile_loop
+def heloco_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
+    for run in range(len(runs.rates)):
+        part, rate, decay = run_at(runs, run)
+        x, d, new, m = w[part], g[part], out[part], slots[0][part]
+        for i in range(len(x)):
+            grad = add_decay(d[i], x[i], decay, runs.l1)
+            new[i], m[i] = heloco(x[i], grad, m[i], rate, *constants)
 
 
 @compile_loop
@@ -528,6 +554,7 @@ UPDATES = {
     "adamw": Update(plain(adamw), adamw_loop),
     "delayed_nesterov": Update(plain(delayed_nesterov), delayed_nesterov_loop),
     "mla": Update(plain(mla), mla_loop),
+    "heloco": Update(plain(heloco), heloco_loop),
     "dc_asgd": Update(plain(dc_asgd), dc_asgd_loop),
     "dc_asgd_adaptive": Update(plain(dc_asgd_adaptive), dc_asgd_adaptive_loop),
 }

@@ -137,6 +137,14 @@ def mla(
     return weights - rate * (ahead + grad), (ahead + (1 - momentum) * grad,)
 
 
+def heloco(
+    weights: Doubles, grad: Doubles, slots: Slots, rate: float, _: int, *, momentum: float
+) -> tuple[Doubles, Slots]:
+    """The step of Al Asif et al. 2026, of a gradient that is corrected already."""
+    mean = momentum * slots[0] + (1 - momentum) * grad
+    return weights - rate * (grad + momentum * mean), (mean,)
+
+
 def dc_asgd(
     weights: Doubles, grad: Doubles, slots: Slots, rate: float, _: int, *, strength: float
 ) -> tuple[Doubles, Slots]:
@@ -174,6 +182,7 @@ REFERENCES: dict[str, Callable[..., tuple[Doubles, Slots]]] = {
     "adamw": adamw,
     "delayed_nesterov": delayed_nesterov,
     "mla": mla,
+    "heloco": heloco,
     "dc_asgd": dc_asgd,
     "dc_asgd_adaptive": dc_asgd_adaptive,
 }

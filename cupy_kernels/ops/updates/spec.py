@@ -66,6 +66,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "adamw": ("keep", "take", "keep2", "take2", "delta", "strength"),
     "delayed_nesterov": ("keep", "take", "strength"),
     "mla": ("keep", "take"),
+    "heloco": ("keep", "take", "keep2", "take2"),
     "dc_asgd": ("strength",),
     "dc_asgd_adaptive": ("keep", "take", "strength", "delta"),
 }
@@ -116,6 +117,11 @@ def _delayed_nesterov(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
 
 def _mla(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
     return formulas.mla(w, g, slots, p["rates"], 1, momentum=p["keep"])
+
+
+def _heloco(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
+    corrected = p["keep2"] * g + p["take2"] * slots[0]
+    return formulas.heloco(w, corrected, slots, p["rates"], 1, momentum=p["keep"])
 
 
 def _dc_asgd(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
@@ -240,6 +246,7 @@ ROWS = (
     _rule("adamw", _adamw, ("mean", "square_mean"), 28),
     _rule("delayed_nesterov", _delayed_nesterov, ("momentum", "sum"), 28),
     _rule("mla", _mla, ("momentum",), 20),
+    _rule("heloco", _heloco, ("momentum",), 20),
     _rule("dc_asgd", _dc_asgd, ("backup",), 20),
     _rule("dc_asgd_adaptive", _dc_asgd_adaptive, ("backup", "square_mean"), 28),
     Kernel(

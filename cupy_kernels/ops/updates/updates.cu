@@ -115,6 +115,17 @@ struct Mla {
   }
 };
 
+// HeLoCo (Al Asif et al. 2026): `keep2` and `take2` correct the gradient of one tensor, and `take`
+// is 1 - momentum.
+struct HeLoCo {
+  static __device__ __forceinline__ float step(float w, float g, float& m, float&, float rate,
+                                               const Hyper& p) {
+    g = p.keep2 * g + p.take2 * m;
+    m = p.keep * m + p.take * g;
+    return w - rate * (g + p.keep * m);
+  }
+};
+
 // Delay compensation (Zheng et al. 2017): `old` is the weight that the gradient was computed at.
 struct DcAsgd {
   static __device__ __forceinline__ float step(float w, float g, float& old, float&, float rate,
@@ -247,6 +258,13 @@ extern "C" __global__ void __launch_bounds__(256)
     update_mla(const float* w, const float* g, float* momentum, float* out, const u16* groups,
                const Multipliers* multipliers, const Hyper* hyper, const Verdict* verdict, i64 n) {
   update<Mla, 1>({w, g, momentum, 0, out, groups, multipliers, hyper, verdict, n});
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    update_heloco(const float* w, const float* g, float* momentum, float* out, const u16* groups,
+                  const Multipliers* multipliers, const Hyper* hyper, const Verdict* verdict,
+                  i64 n) {
+  update<HeLoCo, 1>({w, g, momentum, 0, out, groups, multipliers, hyper, verdict, n});
 }
 
 // `backup` becomes the new weights: the worker that pushed pulls them next.

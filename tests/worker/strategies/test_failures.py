@@ -1,6 +1,7 @@
 """Each way in which a strategy is known to fail, shown, and what the project does about it."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,18 @@ from shards.aggregation import ServerHalf
 from shards.errors import BadInput
 from shards.rules import SGD, Momentum, Nesterov
 from tests.support.pure_cluster import TABLE, PureCluster, start
-from worker.strategies import ADAG, ASP, EASGD, MLA, AsyncDiLoCo, StaleRate, Strategy
+from worker.strategies import (
+    ADAG,
+    ASP,
+    EASGD,
+    MLA,
+    AsyncDiLoCo,
+    AsyncHeLoCo,
+    StaleRate,
+    Strategy,
+)
 from worker.strategies.base import Asynchronous
+from worker.strategies.outer_momentum import ScaledWindows
 
 Floats = NDArray[np.float32]
 
@@ -156,8 +167,8 @@ def test_what_is_scaled_is_said() -> None:
     assert ASP(scale=1.0).notices(8, Momentum(0.9)) == (momentum,)
 
 
-@pytest.mark.parametrize("kind", [*Asynchronous.__subclasses__(), MLA])
-def test_every_asynchronous_strategy_is_scaled(kind: type[Asynchronous | MLA]) -> None:
+@pytest.mark.parametrize("kind", [*Asynchronous.__subclasses__(), *ScaledWindows.__subclasses__()])
+def test_every_asynchronous_strategy_is_scaled(kind: type[Asynchronous | ScaledWindows]) -> None:
     """By default to a W-th, which a notice says; as asked otherwise."""
     assert kind().server(8).scale == 1 / 8
     assert "divided by 8, the number of workers" in kind().notices(8, SGD())[0]
@@ -177,7 +188,14 @@ def test_what_replaces_the_rule_of_the_job_is_said() -> None:
 
 def test_without_a_gradient_nothing_moves() -> None:
     """No strategy drifts: elastic forces and momenta of nothing are nothing."""
-    for strategy in (EASGD(tau=2), AsyncDiLoCo(h=2, weight_decay=0.0), MLA(h=2, weight_decay=0.0)):
+    windows: dict[str, Any] = {"h": 2, "weight_decay": 0.0}
+    strategies: tuple[Strategy, ...] = (
+        EASGD(tau=2),
+        AsyncDiLoCo(**windows),
+        MLA(**windows),
+        AsyncHeLoCo(**windows),
+    )
+    for strategy in strategies:
         cluster = PureCluster(strategy, workers=2, steps=8, decay=0.0, gradient=still)
         np.testing.assert_array_equal(cluster.run(), start())
         assert TABLE.size == len(start())

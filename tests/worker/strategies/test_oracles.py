@@ -26,6 +26,7 @@ from worker.strategies import (
     SSP,
     STRATEGIES,
     AsyncDiLoCo,
+    AsyncHeLoCo,
     DiLoCo,
     Downpour,
     DynSGD,
@@ -37,6 +38,8 @@ from worker.strategies import (
     Strategy,
 )
 from worker.strategies.base import rate_multipliers
+
+TENSORS = [run.keys for run in segments(TABLE, KeyRange(0, TABLE.size))]
 
 CASES: dict[str, tuple[Strategy, type[oracles.Oracle], dict[str, Any]]] = {
     "asp": (ASP(), oracles.Scaled, {}),
@@ -58,6 +61,7 @@ CASES: dict[str, tuple[Strategy, type[oracles.Oracle], dict[str, Any]]] = {
     "diloco": (DiLoCo(h=4), oracles.DiLoCo, {}),
     "async_diloco": (AsyncDiLoCo(h=4), oracles.AsyncDiLoCo, {}),
     "mla": (MLA(h=4), oracles.MLA, {}),
+    "heloco": (AsyncHeLoCo(h=4), oracles.HeLoCo, {"tensors": TENSORS}),
     "fedbuff": (FedBuff(k=4, window=3), oracles.FedBuff, {"k": 4}),
 }
 

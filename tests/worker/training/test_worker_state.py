@@ -18,7 +18,17 @@ from ps.snapshots.worker_state import OwnState
 from shards.schedules import Fixed
 from tests.support.eventually import eventually
 from tests.support.pure_cluster import TABLE, bowl, start
-from worker.strategies import EAMSGD, EASGD, MLA, AsyncDiLoCo, DiLoCo, Downpour, SparkNet, Strategy
+from worker.strategies import (
+    EAMSGD,
+    EASGD,
+    MLA,
+    AsyncDiLoCo,
+    AsyncHeLoCo,
+    DiLoCo,
+    Downpour,
+    SparkNet,
+    Strategy,
+)
 from worker.strategies.base import Floats
 from worker.training.model import Batch
 from worker.training.training_loop import Plan, WorkerReport, train_worker
@@ -31,6 +41,7 @@ KEEPERS: list[Strategy] = [
     DiLoCo(h=4, inner_lr=0.01),
     AsyncDiLoCo(h=4, inner_lr=0.01),
     MLA(h=4, inner_lr=0.01),
+    AsyncHeLoCo(h=4, inner_lr=0.01),
 ]
 EACH = pytest.mark.parametrize("strategy", KEEPERS, ids=lambda one: one.name)
 
