@@ -9,6 +9,7 @@ import time
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -306,3 +307,18 @@ def test_loops_are_cached_when_they_have_been_compiled(tmp_path: Path) -> None:
     later = time.time() + 60
     os.utime(source, (later, later))
     assert not compilation.is_cached(module.double)
+
+
+def test_rows_wait_for_their_own_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start with rows compiles first also where only the loops over rows are not cached."""
+    files: list[str] = []
+
+    def is_cached(function: Any) -> bool:
+        files.append(Path(compilation.plain(function).__code__.co_filename).parent.name)
+        return files[-1] != "rows"
+
+    monkeypatch.setattr(compilation, "is_cached", is_cached)
+    monkeypatch.setattr("cupy_kernels.ops.rows.loops.is_cached", is_cached)
+    assert not updates.compiles_first(net=True)
+    assert updates.compiles_first(net=True, rows=True)
+    assert set(files) == {"updates", "convolution", "rows"}

@@ -548,6 +548,7 @@ def _started_jobs(env: Env) -> dict[str, Target]:
                 "rows": "1..",
                 "unknown": "",
             },
+            {"compression": "compression|topk|threshold"},
         ),
         "Uniform": Target(ps.Uniform, ps.Uniform, {"scale": "0.. number"}),
         "Normal": Target(ps.Normal, ps.Normal, {"deviation": "0.. number"}),

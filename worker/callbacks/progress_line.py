@@ -52,7 +52,8 @@ class ProgressLine(Callback):
 
     def started(self, run: WatchedRun) -> None:
         """The shards are there; Spark starts the workers."""
-        first = f"; {COMPILES_FIRST}" if compiles_first(net=True) else ""
+        waits = compiles_first(net=True, rows=bool(run.cluster.layout.sparse))
+        first = f"; {COMPILES_FIRST}" if waits else ""
         self._text = f"waiting for {run.workers} workers{first}"
         self._draw()
 

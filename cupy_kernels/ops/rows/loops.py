@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.compilation import compile_loop, prefetch
+from cupy_kernels.compilation import compile_loop, is_cached, prefetch
 from cupy_kernels.ops.rows.cpu import Cells, DistinctIds, Floats, Ids, Slots
 from cupy_kernels.types import freeze
 
@@ -30,6 +30,11 @@ def _mix(value: Value) -> Value:
     value ^= value >> np.uint64(27)
     value *= np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
+
+
+def are_cached() -> bool:
+    """True if no call here need compile the loops of this file first."""
+    return is_cached(_mix)
 
 
 # --- first values ---------------------------------------------------------------------------------

@@ -138,17 +138,22 @@ def engine() -> Literal["numba", "numpy"]:
     return "numba" if update_loops.COMPILED else "numpy"
 
 
-def compiles_first(net: bool) -> bool:
-    """True if the first update on this host, or the first step of a `net`, waits for the compiler.
+def compiles_first(*, net: bool, rows: bool = False) -> bool:
+    """True if the first update on this host, of `rows`, too, or the first step of a `net` waits for
+    the compiler.
 
     Later processes read the compiled loops from numba's cache.
     """
     from cupy_kernels import compilation
     from cupy_kernels.ops.convolution import loops
+    from cupy_kernels.ops.rows import loops as row_loops
     from cupy_kernels.ops.updates import cpu as update_loops
 
-    ready = compilation.is_cached(update_loops.add_decay)
-    return not (ready and (not net or compilation.is_cached(loops.finish)))
+    return not (
+        compilation.is_cached(update_loops.add_decay)
+        and (not net or compilation.is_cached(loops.finish))
+        and (not rows or row_loops.are_cached())
+    )
 
 
 def squared_norm(values: Floats) -> float:

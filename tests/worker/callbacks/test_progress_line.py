@@ -4,11 +4,12 @@ import io
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import worker
+from ps import Cluster
 from worker.callbacks import progress_line
 from worker.callbacks.base import RunStatus, WatchedRun
 from worker.callbacks.progress_line import ProgressLine, progress_of
@@ -40,7 +41,9 @@ def watched(steps: int | None, *, in_place: bool) -> str:
     line = ProgressLine(
         file, steps=steps, in_place=in_place, columns=70, clock=lambda: float(next(seconds))
     )
-    line.started(WatchedRun(2, {}, tests=True))
+    run = WatchedRun(2, {}, tests=True)
+    run.cluster = cast(Cluster, SimpleNamespace(layout=SimpleNamespace(sparse=())))
+    line.started(run)
     line.progressed(status(0, 1.0, None))
     line.progressed(status(10, 2.0, 0.5))
     line.evaluated(Evaluation(10, 640, 2.5, {"accuracy": 0.75}), None)  # type: ignore[arg-type]
