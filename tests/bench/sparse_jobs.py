@@ -117,6 +117,8 @@ def open_job(
 ) -> OpenJob:
     """Start a job in processes, by default over TCP, and workers in this one."""
     options = {"lease_s": 60.0, "transport": "tcp", **options}
+    if "durability" not in options:
+        options["rollback_s"] = 0  # saves of all rows would fall into some turns, not into others
     before = set(psutil.Process().children(recursive=True))
     job = stack.enter_context(ps.start(tables, shards=shards, workers=workers, **options))
     members = [stack.enter_context(job.worker(f"w{number}")) for number in range(workers)]
