@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         SSP,
         AsyncDiLoCo,
         AsyncHeLoCo,
+        DecoupledDiLoCo,
         DiLoCo,
         Downpour,
         DynSGD,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
         Softsync,
         SparkNet,
         StaleRate,
+        StreamingDiLoCo,
     )
     from worker.tfrecord.source import TFRecord
     from worker.training.context import Context
@@ -85,6 +87,7 @@ __all__ = [
     "Callback",
     "Context",
     "CustomModel",
+    "DecoupledDiLoCo",
     "DiLoCo",
     "Downpour",
     "DynSGD",
@@ -109,6 +112,7 @@ __all__ = [
     "SparkNet",
     "StaleRate",
     "Stream",
+    "StreamingDiLoCo",
     "TFRecord",
     "TensorBoard",
     "Trained",
@@ -144,6 +148,7 @@ _HOMES = {
     "SSP": "worker.strategies",
     "AsyncDiLoCo": "worker.strategies",
     "AsyncHeLoCo": "worker.strategies",
+    "DecoupledDiLoCo": "worker.strategies",
     "DiLoCo": "worker.strategies",
     "Downpour": "worker.strategies",
     "DynSGD": "worker.strategies",
@@ -166,6 +171,7 @@ _HOMES = {
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",
+    "StreamingDiLoCo": "worker.strategies",
     "Stream": "worker.job.stream_run",
     "TFRecord": "worker.tfrecord.source",
     "TensorBoard": "worker.callbacks.tensorboard",

@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +34,8 @@ import ps
 from ps.reader import MissingRows
 from shards import argument_checks
 from shards.errors import BadInput
-from shards.extras import install_command, missing
-from shards.tables import DenseTable
+from shards.extras import missing
+from shards.tables import Layout, TensorSpec
 from worker.data.parameters_file import write_file
 from worker.job.framework_loop import (
     LoopSteps,
@@ -47,6 +46,8 @@ from worker.job.framework_loop import (
 )
 from worker.job.row_steps import RowSteps, RowWorker, join_rows, make_row_adapter
 from worker.strategies import Strategy
+from worker.torch_fragments import cut_model
+from worker.torch_onnx import check_exporter, export_model
 from worker.training.context import Context
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ __all__ = [
     "EmbeddingBag",
     "attach",
     "export_onnx",
+    "fragments",
     "join",
     "load",
     "params",
@@ -70,7 +72,6 @@ Floats = NDArray[np.float32]
 _LAYERS = ("Embedding", "EmbeddingBag")
 _MODEL_WITH_ROWS = "a model with worker.torch.Embedding layers"
 _NET = "net"
-_MAX_QUOTED = 200  # characters of an error of the exporter
 
 
 def __getattr__(name: str) -> Any:
@@ -89,12 +90,49 @@ def params(model: Any, **settings: Any) -> ps.Dense:
     for those of lazy layers that have seen no batch.
     """
     trained, buffers = _tensors("params", model)
-    frozen = {name: (0.0, 0.0) for name, tensor in trained.items() if not tensor.requires_grad}
-    values = {
-        name: tensor.detach().cpu().clone() for name, tensor in {**trained, **buffers}.items()
-    }
-    multipliers = {**frozen, **(settings.pop("multipliers", None) or {})}
-    return ps.Dense.like(values, multipliers=multipliers, buffers=tuple(buffers), **settings)
+    return _describe(trained, buffers, [*trained, *buffers], settings)
+
+
+def fragments(model: Any, count: int, **settings: Any) -> ps.Tables:
+    """The parameters and buffers of a model as `count` tables of about equal size.
+
+    Strategies such as `decoupled_diloco` exchange each by itself. No tensor is cut. The weights of
+    `nn.Embedding` layers, and of heads tied to them, have a table `embeddings` of their own, unless
+    `count` is 1. `settings` are those of `params`, for all tables. Raises BadInput as `params`
+    does, and for more tables than tensors.
+    """
+    count = argument_checks.whole("fragments: count", count, 1)
+    trained, buffers = _tensors("fragments", model)
+    sizes = {name: tensor.numel() for name, tensor in {**trained, **buffers}.items()}
+    multipliers = settings.pop("multipliers", None) or {}
+    _check_names("fragments: multipliers", {}, {**trained, **buffers}, set(multipliers))
+    return ps.Tables(
+        {
+            table: _describe(
+                trained,
+                buffers,
+                names,
+                {**settings, "multipliers": {n: multipliers[n] for n in names if n in multipliers}},
+            )
+            for table, names in cut_model(sizes, _embedding_names(model), count).items()
+        }
+    )
+
+
+def _describe(
+    trained: dict[str, Any], buffers: dict[str, Any], names: list[str], settings: dict[str, Any]
+) -> ps.Dense:
+    """The table of these tensors."""
+    tensors = {**trained, **buffers}
+    frozen = {n: (0.0, 0.0) for n in names if n in trained and not trained[n].requires_grad}
+    return ps.Dense.like(
+        {name: tensors[name].detach().cpu().clone() for name in names},
+        **{
+            **settings,
+            "multipliers": {**frozen, **(settings.get("multipliers") or {})},
+            "buffers": tuple(name for name in names if name in buffers),
+        },
+    )
 
 
 def tables(model: Any, **settings: Any) -> ps.Tables:
@@ -139,10 +177,12 @@ def attach(model: Any, reader: Any, *, missing: str = "init") -> Any:
 def load(model: Any, values: Any) -> Any:
     """Copy trained parameters, such as `trained.params`, into a model; returns the model.
 
-    `values` are tensors or arrays by name. Buffers that they lack keep their values. Raises
-    BadInput for an unknown name, a missing parameter, and another shape.
+    `values` are tensors or arrays by name, or several tables of them. Buffers that they lack keep
+    their values. Raises BadInput for an unknown name, a missing parameter, and another shape.
     """
     torch = _torch()
+    if values and all(isinstance(value, Mapping) for value in values.values()):
+        values = {name: value for table in values.values() for name, value in table.items()}
     trained, buffers = _tensors("load", model)
     tensors = {**trained, **buffers}
     _check_names("load", trained, tensors, set(values))
@@ -170,12 +210,12 @@ def export_onnx(
     exported, GiveUp where the file cannot be written.
     """
     torch = _torch()
-    _check_exporter()
+    check_exporter()
     argument_checks.instance("export_onnx: model", model, torch.nn.Module, "a torch.nn.Module")
     if values is not None:
         load(model, values)
     examples = inputs if isinstance(inputs, tuple) else (inputs,)
-    write_file("export_onnx: path", path, ".onnx", lambda: _onnx(model, examples, options))
+    write_file("export_onnx: path", path, ".onnx", lambda: export_model(model, examples, options))
     return path
 
 
@@ -224,7 +264,7 @@ class DistributedOptimizer:
         self.optimizer = optimizer
         self.client = me.client
         self._job = me.job
-        self._arena = _Arena(model, me.table)
+        self._arena = _Arena(model, me.layout)
         optimized = None if optimizer is None else self._step_optimizer
         self._steps = LoopSteps(me, show=self._arena.show, optimized=optimized)
 
@@ -265,7 +305,10 @@ class DistributedOptimizer:
         # An optimiser reads the gradients itself; the array is then room for the contribution.
         weights, gradient = self._steps.begin()
         if self.optimizer is None:
-            self._job.views.write(None, self._arena.gradients(weights), gradient)
+            gradients = self._arena.gradients(weights)
+            for table in self._arena.layout.tables:
+                named = {spec.name: gradients[spec.name] for spec in table.tensors}
+                self._job.views.write(table.name, named, gradient)
         self._steps.take(gradient, loss, samples)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -299,7 +342,7 @@ class _EmbeddingOptimizer(DistributedOptimizer):
         table = self._row_steps.table
         if table is None:
             _check_names("wrap: the job's tables", _tensors("wrap", model)[0], {}, set())
-        self._net = None if table is None else _Arena(model, table)
+        self._net = None if table is None else _Arena(model, Layout((table,)))
         if self._net is not None:
             self._net.show(self._row_steps.pull())
         self._weights = np.empty(0, np.float32)
@@ -372,26 +415,30 @@ class _EmbeddingOptimizer(DistributedOptimizer):
 
 
 class _Arena:
-    """One flat array of the table's size that the model's parameters and buffers are views of."""
+    """One flat array of the tables' size that the model's parameters and buffers are views of."""
 
-    def __init__(self, model: Any, table: DenseTable) -> None:
+    def __init__(self, model: Any, layout: Layout) -> None:
+        self.layout = layout
         torch = _torch()
         trained, buffers = _tensors("wrap", model)
         tensors = {**trained, **buffers}
         _check_names(
-            "wrap: the job's table", trained, tensors, {spec.name for spec in table.tensors}
+            "wrap: the job's table",
+            trained,
+            tensors,
+            {spec.name for table in layout.tables for spec in table.tensors},
         )
         devices = {tensor.device for tensor in tensors.values()}
         if len(devices) != 1:
             named = ", ".join(sorted(map(str, devices)))
             raise BadInput("wrap: model", expected="one device", got=named)
-        self._host = table.empty()
+        self._host = layout.empty()
         self._on_device = torch.from_numpy(self._host).to(*devices)  # on the CPU the same memory
         self._trained = trained
         self._buffers: dict[str, tuple[Any, str, Any]] = {}
         self._slices: dict[str, tuple[slice, tuple[int, ...]]] = {}
         modules = dict(model.named_modules())
-        for spec, start in zip(table.tensors, table.offsets, strict=True):
+        for spec, start in _places(layout):
             if tuple(tensors[spec.name].shape) != spec.shape:
                 got = tuple(tensors[spec.name].shape)
                 raise BadInput(f"wrap: {spec.name}", expected=f"shape {spec.shape}", got=got)
@@ -448,6 +495,25 @@ class _Arena:
             for module, attribute, view in self._buffers.values():
                 if module._buffers[attribute] is not view:
                     view.copy_(module._buffers[attribute])
+
+
+def _embedding_names(model: Any) -> list[str]:
+    """The weights of `nn.Embedding` layers, by their names in the model.
+
+    A head that is tied to one has the same parameter, which the model may name after the head.
+    """
+    layer_kind = _torch().nn.Embedding
+    weights = {id(layer.weight) for layer in model.modules() if isinstance(layer, layer_kind)}
+    return [name for name, tensor in model.named_parameters() if id(tensor) in weights]
+
+
+def _places(layout: Layout) -> list[tuple[TensorSpec, int]]:
+    """Each tensor, and where it begins in the arena."""
+    return [
+        (spec, layout.section(table.name).start + offset)
+        for table in layout.tables
+        for spec, offset in zip(table.tensors, table.offsets, strict=True)
+    ]
 
 
 def lazy_names(model: Any) -> list[str]:
@@ -520,54 +586,6 @@ def _check_row_tables(layers: dict[str, list[Any]], job: ps.Job) -> None:
         if sparse[table].dim != layer.embedding_dim:
             expected = f"rows of {sparse[table].dim} floats, as the job has"
             raise BadInput(f"wrap: {layer.label}", expected=expected, got=layer.embedding_dim)
-
-
-def _onnx(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> bytes:
-    """The model in evaluation mode, in the ONNX format; the number of rows is free."""
-    torch = _torch()
-    like = next(model.parameters(), torch.empty(()))
-    rows, modes = [], {module: module.training for module in model.modules()}
-    for index, array in enumerate(inputs):
-        try:
-            example = torch.as_tensor(array, device=like.device)
-        except (TypeError, ValueError, RuntimeError):
-            expected = "a tensor or an array, rows first, or a tuple of several"
-            raise argument_checks.wrong(f"export_onnx: inputs: {index}", expected, array) from None
-        if not example.ndim or not len(example):
-            shape = tuple(example.shape)
-            raise BadInput(
-                f"export_onnx: inputs: {index}", expected="rows first", got=f"shape {shape}"
-            )
-        # Of one row the exporter concludes that there is always one.
-        rows.append(torch.cat([example, example]))
-    free = tuple({0: torch.export.Dim.DYNAMIC} for _ in rows)
-    model.eval()
-    try:
-        options = {"dynamo": True, "verbose": False, "dynamic_shapes": free, **options}
-        content: bytes = torch.onnx.export(
-            model, tuple(rows), **options
-        ).model_proto.SerializeToString()
-    except Exception as error:  # the exporter runs the model, which may raise anything
-        name, line = type(model).__name__, str(error).splitlines()[0] if str(error) else ""
-        raise BadInput(
-            f"export_onnx: model {name}: torch.onnx cannot export it: {type(error).__name__}:"
-            f" {line[:_MAX_QUOTED]}"
-        ) from error
-    finally:
-        for module, training in modes.items():
-            module.training = training  # frozen parts may differ from the rest
-    return content
-
-
-def _check_exporter() -> None:
-    """Raise BadInput unless what `torch.onnx.export` needs is installed."""
-    absent = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
-    if absent:
-        raise BadInput(
-            "worker.torch.export_onnx",
-            expected=f"onnx and onnxscript ({install_command('onnx')})",
-            got=f"no {' and no '.join(absent)}",
-        )
 
 
 def _check_optimizer(optimizer: Any, model: Any, strategy: Strategy) -> None:

@@ -31,7 +31,7 @@ from shards.rules import RULES, Rule, rule_of
 from worker.strategies import STRATEGIES, Strategy, strategy_of, strategy_with_options
 
 STRATEGY_KINDS: dict[str, type[msgspec.Struct]] = {
-    **STRATEGIES,
+    **{name: kind for name, kind in STRATEGIES.items() if not kind.fragmented},
     str(LossyDiLoCo.__struct_config__.tag): LossyDiLoCo,
 }
 """The strategies of experiments by name."""

@@ -54,6 +54,8 @@ OPTIONS = {
     "async_diloco": "async_diloco:h=20,inner_lr=0.002,momentum=0.5",
     "mla": "mla:h=20,inner_lr=0.002",
     "heloco": "heloco:h=20,inner_lr=0.002",
+    "streaming_diloco": "streaming_diloco:h=20,inner_lr=0.002",
+    "decoupled_diloco": "decoupled_diloco:h=20,inner_lr=0.002",
     "fedbuff": "fedbuff:k=4,window=5",
 }
 """Each strategy's options: windows short enough for a run of some hundred steps a worker."""

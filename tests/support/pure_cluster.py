@@ -23,7 +23,8 @@ from shards.shard import Shard
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from worker.strategies import Local, Strategy
 from worker.training import step_machine as machine
-from worker.training.step_machine import Plan, StepMachine
+from worker.training.fragment_machine import build_machine
+from worker.training.step_machine import Plan
 
 Floats = NDArray[np.float32]
 Gradient = Callable[[int, int, Floats], Floats]
@@ -68,7 +69,7 @@ class PureWorker:
             layout=first.layout,
             shard_map=first.map,
         )
-        self.machine = StepMachine(
+        self.machine = build_machine(
             plan, cluster.table, worker=f"w{number}", bound=first.bound, ahead=cluster.ahead
         )
         self.pulled: dict[int, machine.WeightsPulled] = {}  # by request
@@ -86,6 +87,7 @@ class PureWorker:
             self.want = self.wants.send(answer)
         except StopIteration:
             self.done = True
+            self.cluster.events.append(("leave", self.number))
             self.cluster.deliver(self.number, self.session.leave(0.0))
 
     def _answer(self, want: machine.Want) -> tuple[bool, machine.Answer]:
@@ -106,12 +108,43 @@ class PureWorker:
             case machine.PushContribution():
                 self._push(want)
                 return True, None
+            case machine.PushReport():
+                self._report(want)
+                return True, None
+            case machine.TakeFragment():
+                return self._take(want)
         return self.session.pending_pushes == 0, None
 
     def _ask(self, clock: int) -> None:
         if clock not in self.asked:
             self.asked[clock], sends = self.session.pull(clock, 0.0)
             self.cluster.deliver(self.number, sends)
+
+    def _take(self, want: machine.TakeFragment) -> tuple[bool, machine.Answer]:
+        if self.asked[want.clock] not in self.pulled:
+            return not want.wait, None
+        pulled = self.pulled.pop(self.asked.pop(want.clock))
+        self.cluster.events.append(("take", self.number))
+        return True, machine.FragmentTaken(pulled.weights, pulled.versions)
+
+    def _report(self, want: machine.PushReport) -> None:
+        if want.reports:
+            self.cluster.events.append(("push", self.number))
+        _, sends = self.session.push(
+            want.reports,
+            want.versions,
+            clock=self.machine.clock + 1,
+            step=self.machine.step + want.steps,
+            steps=want.steps,
+            samples=want.samples,
+            loss=want.loss,
+            now=0.0,
+            tokens=want.tokens,
+            window=want.window,
+        )
+        self.cluster.deliver(self.number, sends)
+        if want.clock is not None:
+            self._ask(want.clock)
 
     def _push(self, want: machine.PushContribution) -> None:
         self.cluster.events.append(("push", self.number))
@@ -190,7 +223,10 @@ class PureCluster:
         while queue:
             sender, send = queue.popleft()
             shard = self.shards[send.shard]
-            for out in shard.handle(b"%d" % sender, send.message, send.frames, 0.0):  # type: ignore[arg-type]
+            outs = shard.handle(b"%d" % sender, send.message, send.frames, 0.0)  # type: ignore[arg-type]
+            if shard.next_merge(0.0) is not None:  # no step takes time, so no grace does
+                outs += shard.tick(0.0)
+            for out in outs:
                 more = self._receive(int(out.to), send.shard, out.message, out.frames)
                 queue.extend((int(out.to), one) for one in more)
 

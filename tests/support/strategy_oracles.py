@@ -54,6 +54,9 @@ class Oracle:
         self.finish()
         return self.c
 
+    def leave(self, at: Replica, number: int) -> None:
+        """A worker has left."""
+
     def finish(self) -> None:
         """All workers have left."""
 
@@ -315,6 +318,55 @@ class HeLoCo(Deltas):
         self.m = F(0.9) * self.m + (F(1) - F(0.9)) * g
         step: Floats = g + F(0.9) * self.m
         self.become(self.c - F(0.7 * (1 / self.workers)) * step)
+
+
+class Fragments(DiLoCo):
+    """One fragment: w = window^2 / window for a sample a step, sums in the order of arrival."""
+
+    merges_each = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.open: dict[int, tuple[int, Floats]] = {}
+        self.changed = 0
+        self.active = set(range(self.workers))
+
+    def pull(self, at: Replica, number: int) -> None:
+        at.slots["arrived"] = self.c, self.version
+        if at.x is None:
+            at.x = self.c
+            self.receive(at)
+
+    def receive(self, at: Replica) -> None:
+        at.read, at.read_version = at.slots.pop("arrived")
+        at.steps = 0
+
+    def take(self, at: Replica, number: int) -> None:
+        self.receive(at)
+        at.x = F(0.5) * at.x + F(0.5) * at.read
+
+    def push(self, at: Replica, number: int) -> None:
+        if at.read_version >= self.changed:
+            self.open[number] = at.steps, at.read - at.x
+        self.merge_open()
+
+    def leave(self, at: Replica, number: int) -> None:
+        self.active.remove(number)
+        self.merge_open()
+
+    def merge_open(self) -> None:
+        if not self.open or not (self.merges_each or self.active <= set(self.open)):
+            return
+        total = np.zeros_like(self.c)
+        for weight, report in self.open.values():
+            total = total + F(weight) * report
+        self.merged(total / F(sum(weight for weight, _ in self.open.values())))
+        self.open, self.version = {}, self.version + 1
+        self.changed = self.version
+
+
+class DecoupledFragments(Fragments):
+    merges_each = True
 
 
 class FedBuff(Deltas):

@@ -64,6 +64,8 @@ SHORT = {
     "async_diloco": "async_diloco:h=10,inner_lr=0.05,momentum=0.5,weight_decay=0",
     "mla": "mla:h=10,inner_lr=0.05,momentum=0.5,weight_decay=0",
     "heloco": "heloco:h=10,inner_lr=0.05,momentum=0.5,weight_decay=0",
+    "streaming_diloco": "streaming_diloco:h=10,inner_lr=0.05,momentum=0.5,weight_decay=0",
+    "decoupled_diloco": "decoupled_diloco:h=10,inner_lr=0.05,momentum=0.5,weight_decay=0",
 }
 
 

@@ -383,6 +383,12 @@ def _strategies() -> dict[Any, Any]:
     count, above, share = "1..", "above 0", "0..1"
     windows = {"h": count, "outer_lr": above, "momentum": share, "inner_lr": "above 0?"}
     diloco = windows | {"weight_decay": share}
+    fragments = diloco | {
+        "speeds": "speeds",
+        "overlap": count,
+        "alpha": "0..1 closed",
+        "average": "average",
+    }
     options: dict[Any, dict[str, str]] = {
         worker.Downpour: {"n_push": count, "n_fetch": count, "warm_steps": "0.."},
         worker.BSP: {"b": "0.."},
@@ -401,6 +407,8 @@ def _strategies() -> dict[Any, Any]:
         worker.AsyncDiLoCo: diloco | {"n": "1..?", "speeds": "speeds"},
         worker.MLA: diloco | {"speeds": "speeds", "scale": "above 0?"},
         worker.AsyncHeLoCo: diloco | {"speeds": "speeds", "scale": "above 0?"} | _heloco(),
+        worker.StreamingDiLoCo: fragments,
+        worker.DecoupledDiLoCo: fragments | {"k": count, "grace": "0..1 closed"},
         worker.FedBuff: {"k": count, "outer_lr": above, "window": count},
     }
     for kind in (worker.Downpour, worker.SSP, worker.ASP, worker.DCASGD, worker.ADAG):

@@ -62,6 +62,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "text": (*_TEXT, "", "nope", "a\nb"),
     "choice": (*_TEXT, "", "nope", "a\nb", "x" * 5000),
     "path": (*_TEXT, "", "a\0b"),
+    "average": (*_TEXT, "", "median"),
     "flag": (*_ANY, None, 0, 1, "yes", [], nan),
     "function": (*_ANY[:2], None, 3, "f", []),
     "object": (*_ANY, None, 3, 1.5, "nope", [], b"", True, nan),

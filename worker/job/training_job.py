@@ -128,6 +128,7 @@ def apply_strategy(job: Job) -> tuple[Job, tuple[str, ...]]:
     with the job's number of workers.
     """
     strategy = job.plan.strategy.for_workers(job.workers)
+    strategy.check_fragments(sum(not spec.is_sparse for spec in job.tables) or 1)
     half = strategy.server(job.workers)
     rules = [spec.rule for spec in job.tables] or [job.rule]
     notices = tuple(dict.fromkeys(n for rule in rules for n in strategy.notices(job.workers, rule)))

@@ -17,6 +17,7 @@ from worker.strategies.async_diloco import AsyncDiLoCo
 from worker.strategies.base import Base, Local
 from worker.strategies.bsp import BSP
 from worker.strategies.dc_asgd import DCASGD
+from worker.strategies.decoupled_diloco import DecoupledDiLoCo
 from worker.strategies.diloco import DiLoCo
 from worker.strategies.downpour import Downpour
 from worker.strategies.dynsgd import DynSGD
@@ -30,6 +31,7 @@ from worker.strategies.softsync import Softsync
 from worker.strategies.sparknet import SparkNet
 from worker.strategies.ssp import SSP
 from worker.strategies.stale_rate import StaleRate
+from worker.strategies.streaming_diloco import StreamingDiLoCo
 
 Strategy = (
     Downpour
@@ -49,6 +51,8 @@ Strategy = (
     | AsyncDiLoCo
     | MLA
     | AsyncHeLoCo
+    | StreamingDiLoCo
+    | DecoupledDiLoCo
     | FedBuff
 )
 
@@ -143,6 +147,7 @@ __all__ = [
     "AsyncDiLoCo",
     "AsyncHeLoCo",
     "Base",
+    "DecoupledDiLoCo",
     "DiLoCo",
     "Downpour",
     "DynSGD",
@@ -154,6 +159,7 @@ __all__ = [
     "SparkNet",
     "StaleRate",
     "Strategy",
+    "StreamingDiLoCo",
     "strategy_named",
     "strategy_of",
 ]

@@ -17,7 +17,7 @@ class StreamingDiLoCo(Fragments, frozen=True, tag="streaming_diloco", kw_only=Tr
 
     def quorum(self, workers: int) -> Quorum:
         return Quorum(
-            size=workers,
+            size=None,
             overlap=self.overlap,
             grace=0.0,
             average=self.average,

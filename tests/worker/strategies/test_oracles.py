@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shards.aggregation import Average
 from shards.tables import KeyRange, segments
 from tests.support import strategy_oracles as oracles
 from tests.support.pure_cluster import (
@@ -27,6 +28,7 @@ from worker.strategies import (
     STRATEGIES,
     AsyncDiLoCo,
     AsyncHeLoCo,
+    DecoupledDiLoCo,
     DiLoCo,
     Downpour,
     DynSGD,
@@ -36,6 +38,7 @@ from worker.strategies import (
     SparkNet,
     StaleRate,
     Strategy,
+    StreamingDiLoCo,
 )
 from worker.strategies.base import rate_multipliers
 
@@ -62,6 +65,16 @@ CASES: dict[str, tuple[Strategy, type[oracles.Oracle], dict[str, Any]]] = {
     "async_diloco": (AsyncDiLoCo(h=4), oracles.AsyncDiLoCo, {}),
     "mla": (MLA(h=4), oracles.MLA, {}),
     "heloco": (AsyncHeLoCo(h=4), oracles.HeLoCo, {"tensors": TENSORS}),
+    "streaming_diloco": (
+        StreamingDiLoCo(h=5, overlap=2, average=Average.MEAN),
+        oracles.Fragments,
+        {},
+    ),
+    "decoupled_diloco": (
+        DecoupledDiLoCo(h=5, overlap=2, average=Average.MEAN),
+        oracles.DecoupledFragments,
+        {},
+    ),
     "fedbuff": (FedBuff(k=4, window=3), oracles.FedBuff, {"k": 4}),
 }
 
