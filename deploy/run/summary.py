@@ -71,6 +71,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What carried weights and gradients between workers and shards: `shm`, `ipc`, `tcp`."""
     devices: tuple[str, ...] = ()
     """What workers computed on: `cpu`, or `gpu:N`, a GPU of the worker's host."""
+    goodput: dict[str, float] = {}
+    """The `compute_share` of each worker by itself."""
+    dropped: int = 0
+    """Pushes that a shard dropped because they came too late for their round or quorum."""
 
 
 def summarise(
@@ -122,6 +126,8 @@ def summarise(
         serialise_share=_share(reports, "serialise_s"),
         transports=tuple(sorted({kind for report in reports for kind in report.transports})),
         devices=tuple(sorted({report.device for report in reports})),
+        goodput=_goodput(reports),
+        dropped=sum(report.dropped for report in reports),
     )
 
 
@@ -136,6 +142,13 @@ def _restarts(statuses: Sequence[ShardStatus]) -> int:
             known = takeovers.get(worker.worker, 0)
             takeovers[worker.worker] = max(known, worker.takeovers)
     return sum(takeovers.values())
+
+
+def _goodput(reports: Sequence[WorkerReport]) -> dict[str, float]:
+    """The share of its time that each worker spent on its steps; several lives count together."""
+    names = sorted({report.worker for report in reports})
+    shares = {n: _share([r for r in reports if r.worker == n], "compute_s") for n in names}
+    return {name: share for name, share in shares.items() if share is not None}
 
 
 def _share(reports: Sequence[WorkerReport], part: str) -> float | None:

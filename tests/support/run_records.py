@@ -55,15 +55,14 @@ def status(shard: int = 0, workers: Sequence[WorkerStatus] = (), **fields: Any) 
 def report(seconds: float, **parts: Any) -> WorkerReport:
     """A worker's report of a life of this many seconds; its parts are zero unless given."""
     names = ("compute_s", "data_s", "waited_s", "network_s", "serialise_s")
-    times: dict[str, Any] = dict.fromkeys(names, 0.0)
+    fields: dict[str, Any] = {"worker": "w0", **dict.fromkeys(names, 0.0), **parts}
     return WorkerReport(
-        worker="w0",
         incarnation=0,
         steps=1,
         samples=1,
         seconds=seconds,
         duplicates=0,
-        **{**times, **parts},
+        **fields,
     )
 
 

@@ -24,6 +24,7 @@ def test_the_keys_are_those_agreed_upon() -> None:
         *("staleness_bound", "max_clock_gap", "staleness_mean", "staleness_max", "duplicates"),
         *("worker_restarts", "samples_per_second", "compute_share", "data_share", "wait_share"),
         *("network_share", "serialise_share", "transports", "devices"),
+        *("goodput", "dropped"),
     )
 
 
@@ -83,7 +84,23 @@ def test_a_run_is_summed_up() -> None:
         network_share=0.0625,
         serialise_share=0.025,
         devices=("cpu",),
+        goodput={"w0": 0.75},
     )
+
+
+def test_each_worker_has_its_own_goodput() -> None:
+    """Over all its lives, with the pushes that came too late added up; none without any time."""
+    reports = [
+        report(3.0, worker="w1", compute_s=3.0, dropped=2),
+        report(1.0, worker="w1", compute_s=0.0, dropped=1),
+        report(2.0, worker="w0", compute_s=1.0),
+        report(0.0, worker="w2"),
+    ]
+    got = summarise(
+        [status()], UpdateTally(), reports, workers=3, staleness_bound=None, seconds=4.0
+    )
+    assert got.goodput == {"w0": 0.5, "w1": 0.75}
+    assert got.dropped == 3
 
 
 def test_an_update_counts_once_every_shard_has_it() -> None:
