@@ -99,6 +99,31 @@ def test_a_gradient_trains_with_a_strategy(lines: Any, strategy: str, tmp_path: 
         trained.save(tmp_path / "line.txt")
 
 
+def with_two_tables(args: Any, ctx: worker.Context) -> None:
+    def gradient_of_both(params: Any, batch: Any) -> tuple[float, Any]:
+        loss, grads = gradient({"slope": params["slope"], "offset": params["offset"][0]}, batch)
+        return loss, {"slope": grads["slope"], "offset": grads["offset"].reshape(1)}
+
+    ctx.loop(gradient_of_both, 10, epochs=25, columns=["x", "y"])
+
+
+def test_each_table_is_exchanged_by_itself(lines: Any) -> None:
+    """Workers on Spark train several dense tables as fragments; too many are refused at once."""
+    tables = ps.Tables(
+        slope=ps.Dense.like(np.zeros(3), rate=0.1), offset=ps.Dense.like(np.zeros(1), rate=0.1)
+    )
+    strategy = "decoupled_diloco:h=6,inner_lr=0.1,momentum=0.5,weight_decay=0"
+    how: dict[str, Any] = {"shards_in": "processes", "strategy": strategy}
+    result = worker.run(lines, with_two_tables, params=tables, **how)
+    trained = {"slope": result.params["slope"], "offset": result.params["offset"][0]}
+    assert distance(trained) < distance(PARAMS) / 2
+    assert sum(report.samples for report in result.outcome.reports) == 25 * ROWS
+    line = "h: expected at least 1 step for each of 4 dense tables, got 3"
+    many = ps.Tables({f"table{n}": ps.Dense.like(np.zeros(3)) for n in range(4)})
+    with pytest.raises(BadInput, match=f"^strategy streaming_diloco: {line}"):
+        worker.run(lines, with_two_tables, params=many, strategy="streaming_diloco:h=3")
+
+
 def test_a_loop_of_ones_own_sees_every_row_once_an_epoch(lines: Any) -> None:
     trained = worker.run(lines, with_steps, params=PARAMS, shards_in="processes", shards=2)
     assert sum(report.samples for report in trained.outcome.reports) == 2 * ROWS
