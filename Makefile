@@ -29,7 +29,7 @@ demo: install ## train LeNet on MNIST: 4 Spark workers, 2 Ray shards; again: OUT
 # They start hundreds of processes, which must not compile the sources again, as they would under
 # PYTHONDONTWRITEBYTECODE. Types take minutes of one core: they are checked while the tests wait.
 test: layout ## lint and all tests
-	$(BIN)/python -m compileall -q -j 0 $(PACKAGES) tests
+	$(BIN)/python -m compileall -q -j 0 -x '/test_' $(PACKAGES) tests # conftest.py compiles those
 	{ $(TYPES); } & types=$$!; \
 		$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder \
 			--max-worker-restart 0; tests=$$?; wait $$types && exit $$tests

@@ -11,17 +11,19 @@ one process, so that these start once too; they come first, for they take longes
 those on Spark alone take so long that a process each is worth a second start of Spark.
 """
 
+import gc
 import os
 import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from _pytest.assertion import rewrite
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -52,6 +54,33 @@ _CLUSTERS = {
 def _group(item: pytest.Item) -> str | None:
     fixtures: set[str] = set(getattr(item, "fixturenames", ()))
     return next((group for group, clusters in _CLUSTERS.items() if clusters & fixtures), None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Rewrite the assertions of all tests once, for the processes of pytest-xdist to read.
+
+    They start together, and each would rewrite all of them.
+    """
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        return
+    state = config.stash[rewrite.assertstate_key]
+    for test in Path(__file__).parent.rglob("test_*.py"):
+        cache = rewrite.get_cache_dir(test)
+        compiled = cache / (test.stem + rewrite.PYC_TAIL)
+        if rewrite._read_pyc(test, compiled) is None and rewrite.try_makedirs(cache):
+            source_hash, code = rewrite._rewrite_test(test, config)
+            rewrite._write_pyc(state, code, source_hash, compiled)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the collector of garbage from thousands of tests, which live as long as the process."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,10 +118,9 @@ class _Reported:
 def spark() -> Iterator["SparkSession"]:
     """An embedded Spark session of two slots, shared by the whole run."""
     from deploy.clusters.java import spark_environment
-    from tests.support.clusters import QUICK_JAVA
     from worker.spark import start_session
 
-    with start_session(None, 2, app="tests", env=spark_environment() | QUICK_JAVA) as session:
+    with start_session(None, 2, app="tests", env=spark_environment()) as session:
         yield session
 
 
@@ -142,9 +170,9 @@ def connect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Processes start without numba: loading it takes most of their start."""
+    """Processes start without numba; Spark's Java, and its Python workers, start sooner, too."""
     from ps.launch import processes
-    from tests.support.quick_start import without_numba
+    from tests.support.quick_start import preload_spark_workers, without_numba
 
     folder = without_numba(tmp_path_factory.mktemp("quick") / "start")
     before = os.environ.get("PYTHONPATH")
@@ -152,6 +180,7 @@ def quick_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         paths = os.pathsep.join([folder, processes._import_path()])
         patch.setattr(processes, "_import_path", lambda: paths)
         patch.setenv("PYTHONPATH", os.pathsep.join([folder, before] if before else [folder]))
+        patch.setenv("JAVA_TOOL_OPTIONS", preload_spark_workers(Path(folder)))
         yield
 
 

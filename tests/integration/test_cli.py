@@ -38,7 +38,6 @@ from tests.support.cli_process import (
     downpour,
     snapshots,
 )
-from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
 from worker import spark as door
 from worker.job.shards import JobShards
@@ -80,7 +79,7 @@ def test_a_run_that_meets_trouble(here: Run, tmp_path: Path) -> None:
     tiny_job.write_job(tmp_path, extra="snapshot: 40")
     run = tmp_path / "run"
     # The killed worker's lease holds the other one at the bound, until its next life says hello.
-    with downpour(tmp_path, *TRAIN, *FOR_EVER, "--lease-s", 60, **QUICK_JAVA) as child:
+    with downpour(tmp_path, *TRAIN, *FOR_EVER, "--lease-s", 60) as child:
         await_snapshots(run, 1, child)
         trains = spark_worker(child)
         # Spark's daemon ends its workers by SIGHUP, which their JVM was started without.

@@ -16,7 +16,6 @@ import pytest
 from deploy.run.data_tools import convert
 from tests.support import tiny_job
 from tests.support.cli_process import PATIENCE_S, check_folder, downpour
-from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
 from worker.caffe.inference import evaluate, features
 from worker.caffe.model import CaffeModel
@@ -40,7 +39,7 @@ def test_by_url(running_ray: "RunningRay", spark_master: str, tmp_path: Path) ->
     tiny_job.write_job(tmp_path)
     spark, ray, token = spark_master, running_ray.address, running_ray.token
     where = "--spark", spark, "--ray", ray
-    with downpour(tmp_path, *TRAIN, *where, **token, **QUICK_JAVA) as child:
+    with downpour(tmp_path, *TRAIN, *where, **token) as child:
         eventually(
             lambda: len(shards_of(token)) == 2 or child.process.poll() is not None,
             because="both shards are there",
@@ -69,7 +68,7 @@ def test_features_by_url(spark_master: str, tmp_path: Path) -> None:
     options = "--net", "net.prototxt", "--weights", "w.caffemodel", "--data", "lmdb"
     where = "--spark", spark_master, "--workers", 3, "--output", "o"
     command = "features", *options, "--blobs", "ip2", *where
-    with downpour(tmp_path, *command, **QUICK_JAVA) as child:
+    with downpour(tmp_path, *command) as child:
         assert child.end() == (0, "50 rows of ip2 in o\n", "")
     found = pq.read_table(tmp_path / "o").sort_by("SampleID")
     rows = open_source(tmp_path / "data", "test").batches()

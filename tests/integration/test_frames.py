@@ -16,7 +16,6 @@ import worker
 from deploy.clusters.java import spark_environment
 from shards.errors import BadInput, GiveUp
 from tests.support.bare_python import bare_python
-from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
 from tests.support.ones_job import Broken, Silent, counted, ones_job, rows
 from tests.support.quick_start import import_path
@@ -368,7 +367,7 @@ def test_a_program_in_an_environment_that_is_not_activated(tmp_path: Path) -> No
     done = subprocess.run(
         [sys.executable, "program.py"],
         cwd=tmp_path,
-        env=env | QUICK_JAVA,
+        env=env,
         capture_output=True,
         text=True,
         check=False,

@@ -13,7 +13,7 @@ import pytest
 import worker
 from deploy.clusters.java import spark_environment
 from tests.support import tiny_job
-from tests.support.clusters import QUICK_JAVA
+from tests.support.quick_start import QUICK_JAVA
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -46,8 +46,9 @@ def test_train_test_and_features(spark_master: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     code = worker.pack_code(tmp_path)
     submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
-    environ = os.environ | spark_environment() | QUICK_JAVA | {"PYSPARK_PYTHON": sys.executable}
+    environ = os.environ | spark_environment() | {"PYSPARK_PYTHON": sys.executable}
     environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(Path(pyspark.__file__).parent)}
+    environ |= {"JAVA_TOOL_OPTIONS": QUICK_JAVA}  # Spark's own daemon: the path to ours goes
     environ.pop("PYTHONPATH", None)
     done = subprocess.run(
         [submit, "--master", spark_master, "--py-files", str(code), "program.py"],

@@ -18,6 +18,7 @@ import pyspark
 from deploy.clusters.java import spark_environment
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
+from tests.support.quick_start import QUICK_JAVA
 
 _READY_S = 240.0
 _RAY_TRIES = 3  # a raylet aborts where an agent of its is 15 s late, as on a busy machine
@@ -29,13 +30,6 @@ appender.out.type = Console
 appender.out.name = out
 appender.out.layout.type = PatternLayout
 """
-# To verify the bytecode of Spark's ten thousand classes takes an eighth of a start.
-_QUICK = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)
-QUICK_JAVA = {"JAVA_TOOL_OPTIONS": _QUICK}
-"""For the environment of a driver: C1 alone and the serial collector halve what a start costs."""
 
 MESSAGE_BYTES = 4 << 20
 """The largest message that a Spark Connect server takes here."""
@@ -191,12 +185,13 @@ def _spark_class(
     conf.mkdir(parents=True)
     (conf / "spark-defaults.conf").write_text(defaults)
     (conf / "log4j2.properties").write_text(_LOG4J)
+    java = os.environ.get("JAVA_TOOL_OPTIONS", QUICK_JAVA)
     environ = (
         os.environ
         | spark_environment()
         | {
             # The executors have it from their worker. Spark Connect keeps what it is sent there.
-            "JAVA_TOOL_OPTIONS": f"{_QUICK} -Djava.io.tmpdir={folder}",
+            "JAVA_TOOL_OPTIONS": f"{java} -Djava.io.tmpdir={folder}",
             "SPARK_HOME": str(_SPARK_HOME),
             "SPARK_CONF_DIR": str(conf),
             "SPARK_LOCAL_IP": "127.0.0.1",

@@ -11,7 +11,6 @@ from typing import Any
 
 from deploy.service.client import ServiceClient
 from tests.support.cli_process import PATIENCE_S, Child
-from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
 from tests.support.job_processes import kill_processes
 from tests.support.ports import free_port
@@ -33,7 +32,7 @@ class Served:
         options = ("serve", "--port", self.port, "--retry-s", 0.1, "--limit", "silent-s=3")
         home = str(self.folder / "home")
         # Its own output goes to a file: nobody reads a pipe here.
-        self.child = Child(self.folder, *options, DOWNPOUR_HOME=home, **QUICK_JAVA)
+        self.child = Child(self.folder, *options, DOWNPOUR_HOME=home)
         self.client.call("GET", "/jobs", patience_s=PATIENCE_S)
 
     def kill(self) -> None:

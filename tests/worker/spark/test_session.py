@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from shards.errors import BadInput
-from tests.support.clusters import QUICK_JAVA
 from worker.spark import start_session
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +49,7 @@ def test_embedded(no_java: dict[str, str], tmp_path: Path) -> None:
     though the second one's JVM is killed."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    first, second = run("twice", **no_java, **QUICK_JAVA, TMPDIR=str(temporary))
+    first, second = run("twice", **no_java, TMPDIR=str(temporary))
     for session in (first, second):
         assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
         assert {row["python"] for row in session["rows"]} == {sys.executable}
@@ -76,7 +75,7 @@ def test_standalone_master(spark_master: str, tmp_path: Path) -> None:
         folder.mkdir()
     (conf / "spark-defaults.conf").write_text(documented("spark-defaults.conf"))
     environ = {"SPARK_CONF_DIR": str(conf), "TMPDIR": str(temporary)}
-    session = run("gpus", spark_master, **environ, **QUICK_JAVA)
+    session = run("gpus", spark_master, **environ)
     assert [row["id"] for row in session["rows"]] == [0, 1, 2, 3]
     assert {row["threads"] for row in session["rows"]} == {"1"}
     for row in session["rows"]:
@@ -113,7 +112,7 @@ def test_unreachable() -> None:
     """A port without a listener, and one of a program other than Spark, give a one-line error
     within seconds, and nothing is left running."""
     closed = "expected a server that accepts connections, got: Connection refused"
-    assert run("refused", **QUICK_JAVA) == {
+    assert run("refused") == {
         "spark dead": f"BadInput: Spark at spark://127.0.0.1:PORT: {closed}",
         "sc dead": f"BadInput: Spark at sc://127.0.0.1:PORT: {closed}",
         "spark silent": "GiveUp: Spark at spark://127.0.0.1:PORT did not start:"
