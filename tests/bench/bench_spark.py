@@ -35,7 +35,9 @@ from deploy.clusters.java import spark_environment
 from tests.bench.report import Goal, goals, save
 from tests.support import row_queue
 from tests.support.ml_nets import Line
-from worker.data.feed import ColumnBatches, RowFeed
+from worker.data.batches import Batches
+from worker.data.column_spool import ColumnSpool
+from worker.data.feed import RowFeed
 from worker.ml.models import FittedNet
 from worker.ml.nets import NetSpec
 from worker.spark import start_session
@@ -102,7 +104,7 @@ def feeding(rows: int, rounds: int) -> dict[str, Took]:
         yield counted(sum(batch.num_rows for batch in stream))
 
     def batches(stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        fed = ColumnBatches(stream, FED_ROWS, 1, "w0", epochs=1)
+        fed = Batches(stream, ColumnSpool("rows"), FED_ROWS, 1, "w0", epochs=1)
         yield counted(sum(len(next(iter(batch.values()))) for batch in fed))
         fed.close()
 

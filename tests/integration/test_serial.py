@@ -29,6 +29,7 @@ from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver
 from worker.data.batches import Batches
+from worker.data.image_spool import ImageSpool
 from worker.data.sources import open_source
 from worker.job.options import TrainOptions
 from worker.job.runner import run_job
@@ -65,7 +66,7 @@ def rows() -> Any:
 
 def batches_of(rows: Any, worker: str) -> Batches:
     """What `worker` trains on."""
-    return Batches(iter([rows]), BATCH, SEED, worker, shuffle=False)
+    return Batches(iter([rows]), ImageSpool("rows"), BATCH, SEED, worker, shuffle=False)
 
 
 def serial(

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 from tests.support.tfrecord_bytes import framed
 from tests.wrong_inputs.rows import Row
 from tests.wrong_inputs.sdk import Env
+from worker.data.batches import Batches
+from worker.data.column_spool import ColumnSpool
 from worker.data.column_values import VECTOR
-from worker.data.feed import ColumnBatches
 from worker.data.sources import open_source
 from worker.tfrecord.files import find_files, read_batches, schema_of
 
@@ -165,7 +166,7 @@ def _records(place: Path) -> Callable[[], object]:
 def _batch(column: Any) -> Callable[[], object]:
     def act() -> object:
         stream = iter([pa.record_batch({"x": column})])
-        with ColumnBatches(stream, 2, 1, "w0", epochs=1) as batches:
+        with Batches(stream, ColumnSpool("rows"), 2, 1, "w0", epochs=1) as batches:
             return next(batches)
 
     return act

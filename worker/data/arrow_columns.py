@@ -1,6 +1,6 @@
 """Columns of Arrow batches as the arrays that a net reads (worker/data/columns.py)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -39,11 +39,6 @@ def read_columns(
             flat = arrow_images.number_rows(batch.column(name), label, first_row)
             arrays[column.name] = _reshape_rows(flat, column.shape, label, first_row)
     return arrays
-
-
-def shapes_of(columns: Mapping[str, NDArray[Any]]) -> dict[str, tuple[int, ...]]:
-    """The shape of one row of each column."""
-    return {name: array.shape[1:] for name, array in columns.items()}
 
 
 def _images(

@@ -10,27 +10,23 @@ The rows form one sequence: epoch after epoch, each a permutation of all rows. M
 the next, and a partition smaller than a batch repeats within one. Without a number of epochs the
 sequence is endless; with one, the last batch may be shorter.
 
-The first epoch trains while the rows arrive. They are spooled as they arrive, and shuffled within
+The rows are decoded and kept by a spool: `ImageSpool` has what a net reads, `ColumnSpool` columns
+of any type. The first epoch trains while they arrive. They are shuffled within
 blocks of `shuffle_rows`, since later rows are not available yet. Every later epoch is a permutation
 of the whole spool. Each permutation has its own generator, keyed by (seed, worker, epoch, block),
 so none depends on another and skipping is cheap.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from itertools import count
-from pathlib import Path
 from typing import Any, Protocol, Self
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ps.closing_context import ClosingContext
 from shards.errors import BadInput
-from worker.data.arrow_columns import read_columns, shapes_of
-from worker.data.columns import DATA, LABEL, ColumnSpec
-from worker.data.spool import Column, Spool
 
 Indices = NDArray[np.int64]
 
@@ -39,15 +35,18 @@ SHUFFLE_ROWS = 4096
 
 
 class RowStore(Protocol):
-    """Where rows are kept: `Spool`, or `ArrowSpool`."""
+    """Decodes record batches and keeps their rows: `ImageSpool`, or `ColumnSpool`."""
 
-    rows: int
-
-    def append(self, rows: Any, /) -> None:
-        """Append rows."""
+    @property
+    def rows(self) -> int:
+        """The rows so far."""
         ...
 
-    def take(self, rows: NDArray[Any], /) -> dict[str, NDArray[Any]]:
+    def append(self, batch: Any, /) -> None:
+        """Append the rows of a record batch."""
+        ...
+
+    def take(self, rows: NDArray[Any], /) -> dict[str, Any]:
         """The rows with these numbers, in this order, as new arrays."""
         ...
 
@@ -59,23 +58,21 @@ class RowStore(Protocol):
 class Batches(ClosingContext, Iterator[dict[str, NDArray[Any]]]):
     """An iterator over minibatches of `batch_size` rows, from step `start_step` on.
 
-    `stream` yields pyarrow record batches, of any sizes, with the columns `columns`; by default
-    `data` or `image` (binary: uint8 pixels; or a list of numbers: float32), and `label` (whole
-    numbers). Each minibatch has these by name, new arrays: {"data": (batch_size, c, h, w), "label":
-    (batch_size,) int64} by default. An image's shape is that of its column; without it, what the
-    columns channels, height and width say; without these, a square image for bytes and (n, 1, 1)
-    for a list of n numbers. A stream without rows gives no batch.
+    `stream` yields pyarrow record batches, of any sizes, which `spool` decodes and keeps. Each
+    minibatch has its columns by name, as new arrays: {"data": (batch_size, c, h, w), "label":
+    (batch_size,) int64} of an `ImageSpool` by default. A stream without rows gives no batch.
 
-    With `shuffle` false, rows come in the stream's order, epoch after epoch. With `classes`, labels
-    outside [0, classes) are refused. The spool is stored in `folder` (None: TMPDIR).
+    With `shuffle` false, rows come in the stream's order, epoch after epoch. With `epochs`, the
+    sequence ends after so many.
 
-    Close it, or use it as a context manager. Iterating raises BadInput for a row that does not fit,
-    naming it, and for a full disk.
+    Close it, or use it as a context manager: that closes the spool. Iterating raises BadInput for a
+    row that does not fit, naming it, and for a full disk.
     """
 
     def __init__(
         self,
         stream: Iterable[Any],
+        spool: RowStore,
         batch_size: int,
         seed: int,
         worker: str,
@@ -83,9 +80,7 @@ class Batches(ClosingContext, Iterator[dict[str, NDArray[Any]]]):
         start_step: int = 0,
         shuffle: bool = True,
         shuffle_rows: int = SHUFFLE_ROWS,
-        columns: Sequence[ColumnSpec] = (),
-        classes: int | None = None,
-        folder: str | Path | None = None,
+        epochs: int | None = None,
     ) -> None:
         if batch_size < 1 or shuffle_rows < 1 or start_step < 0:
             raise BadInput(
@@ -96,21 +91,17 @@ class Batches(ClosingContext, Iterator[dict[str, NDArray[Any]]]):
         self._stream = iter(stream)
         self._batch_size = batch_size
         self._key = f"{seed}/{worker}"
-        self._where = f"worker {worker}'s rows"
         self._shuffle = shuffle
         self._shuffle_rows = shuffle_rows
-        self._columns = columns or (DATA, LABEL)
-        self._classes = classes
-        self._folder = folder
-        self._epochs: int | None = None  # a subclass may end
-        self._spool: RowStore | None = None
+        self._epochs = epochs
+        self._spool = spool
         self._order = self._places(start_step * batch_size)
         self._waiting: Indices = np.empty(0, np.int64)
 
     @property
     def rows(self) -> int:
         """Rows spooled so far; all of them once the first epoch is over."""
-        return self._spool.rows if self._spool else 0
+        return self._spool.rows
 
     def __iter__(self) -> Self:
         return self
@@ -128,13 +119,11 @@ class Batches(ClosingContext, Iterator[dict[str, NDArray[Any]]]):
             missing -= parts[-1].size
         if not parts:
             raise StopIteration
-        assert self._spool is not None
         return self._spool.take(np.concatenate(parts))
 
     def close(self) -> None:
         """Drop the spool. Idempotent."""
-        if self._spool:
-            self._spool.close()
+        self._spool.close()
 
     def _places(self, skipped: int) -> Iterator[Indices]:
         """The sequence of rows, from place `skipped` on, in pieces that are never empty."""
@@ -167,20 +156,5 @@ class Batches(ClosingContext, Iterator[dict[str, NDArray[Any]]]):
             if batch is None:
                 break
             if batch.num_rows:
-                self._append(batch)
+                self._spool.append(batch)
         return self.rows
-
-    def _append(self, batch: Any) -> None:
-        """Spool the rows of a batch; the first batch determines the shape of all."""
-        arrays = read_columns(
-            batch, self._columns, self._where, first_row=self.rows, classes=self._classes
-        )
-        if self._spool is None:
-            shapes = shapes_of(arrays)
-            self._columns = [
-                msgspec.structs.replace(column, shape=shapes[column.name])
-                for column in self._columns
-            ]
-            layout = {name: Column(arrays[name].dtype, shapes[name]) for name in shapes}
-            self._spool = Spool(layout, self._folder)
-        self._spool.append(arrays)

@@ -42,17 +42,31 @@ class ColumnSpool:
 
     def __init__(
         self,
-        first: Any,
         where: str,
+        columns: Collection[str] | None = None,
         *,
         ragged: Collection[str] = (),
         folder: str | Path | None = None,
     ) -> None:
-        """`where` names the rows in errors; `ragged` are columns of lists of any length."""
+        """`where` names the rows in errors. `columns` are kept, all if None; those in `ragged` have
+        lists of any length.
+        """
         self.rows = 0
+        self._where = where
+        self._selection = columns
+        self._ragged = ragged
+        self._folder = folder
+        self._open = ExitStack()
+        self._fixed: Spool | None = None
+
+    def _begin(self, first: Any) -> None:
+        """Decide about the columns by the first batch."""
+        where = self._where
+        select_columns(first, self._ragged, where)  # each is to be a column
         for field in first.schema:
             check_column(field.type, f"{where}, column {field.name}")
         kinds = {field.name: field.type for field in first.schema}
+        ragged = self._ragged
         self._others = [name for name in kinds if name in ragged or not _is_fixed(kinds[name])]
         arrays = column_arrays(first.select([n for n in kinds if n not in self._others]), where)
         for name, array in arrays.items():
@@ -66,16 +80,17 @@ class ColumnSpool:
             for name in self._others
             if is_vector(kinds[name]) or is_spark_image(kinds[name])
         }
-        self._where = where
-        with ExitStack() as stack:
-            self._fixed = Spool(self._columns, folder)
-            stack.callback(self._fixed.close)
-            self._other = _ArrowSpool(first.select(self._others).schema, where, folder)
-            stack.callback(self._other.close)
-            self._open = stack.pop_all()
+        fixed = self._open.enter_context(Spool(self._columns, self._folder))
+        self._other = _ArrowSpool(first.select(self._others).schema, where, self._folder)
+        self._open.callback(self._other.close)
+        self._fixed = fixed
 
     def append(self, batch: Any) -> None:
         """Append the rows of a record batch; raises BadInput for one that does not fit."""
+        batch = select_columns(batch, self._selection, self._where)
+        if self._fixed is None:
+            self._begin(batch)
+        assert self._fixed is not None
         missing = {*self._columns, *self._others} - set(batch.schema.names)
         if missing:
             raise BadInput(self._where, expected=f"a column {min(missing)}", got="none")
@@ -102,6 +117,7 @@ class ColumnSpool:
 
     def take(self, rows: NDArray[Any]) -> dict[str, Any]:
         """The rows with these numbers, in this order, as an array or a `Ragged` a column."""
+        assert self._fixed is not None, "nothing to take from"
         fixed: dict[str, Any] = self._fixed.take(rows) if self._columns else {}
         return fixed | (self._other.take(rows) if self._others else {})
 
@@ -163,6 +179,17 @@ class _ArrowSpool:
     def close(self) -> None:
         self._batches.clear()
         self._file.close()
+
+
+def select_columns(batch: Any, columns: Collection[str] | None, where: str) -> Any:
+    """The record batch with these columns only; raises BadInput for one that it lacks."""
+    if columns is None:
+        return batch
+    for name in columns:
+        if name not in batch.schema.names:
+            got = ", ".join(batch.schema.names)
+            raise BadInput(where, expected=f"a column {name}", got=got)
+    return batch.select(list(columns))
 
 
 def join_arrays(parts: list[NDArray[Any]]) -> NDArray[Any]:

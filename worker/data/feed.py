@@ -1,60 +1,20 @@
-"""The rows of a worker of `worker.run`: minibatches of all columns, of whatever type they are.
+"""The rows of a worker of `worker.run`, once, in the order in which they arrive.
 
-    for batch in ctx.batches(64, epochs=3):     # {"x": (64, 14) float32, "label": (64,) int64}
-        ...
-
-The order and the promises are those of worker/data/batches.py: each row once an epoch, the same
-batches in the same order after a retry. `RowFeed` gives the rows once, in the order in which they
-arrive, without a copy on disk.
+Nothing is kept on disk. worker/data/batches.py has epochs, and the same rows after a retry.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from numpy.typing import NDArray
 
 from shards import argument_checks
 from shards.errors import BadInput
-from worker.data.batches import Batches
-from worker.data.column_spool import ColumnSpool, join_arrays
+from worker.data.column_spool import join_arrays
 from worker.data.column_values import column_arrays, slice_rows
 
 Arrays = dict[str, NDArray[Any]]
-
-
-class ColumnBatches(Batches):
-    """Minibatches of the `columns` of a stream of record batches; all columns if None.
-
-    They end after `epochs` epochs, if a number is given.
-    """
-
-    def __init__(
-        self,
-        stream: Iterable[Any],
-        batch_size: int,
-        seed: int,
-        worker: str,
-        *,
-        columns: Collection[str] | None = None,
-        ragged: Collection[str] = (),
-        epochs: int | None = None,
-        **options: Any,
-    ) -> None:
-        """`ragged` names columns of lists that differ in length; options as of `Batches`."""
-        super().__init__(stream, batch_size, seed, worker, **options)
-        self._selection = columns
-        self._ragged = ragged
-        self._epochs = epochs
-
-    def _append(self, batch: Any) -> None:
-        selection = select_columns(batch, self._selection, self._where)
-        if self._spool is None:
-            select_columns(selection, self._ragged, self._where)  # each is to be a column
-            self._spool = ColumnSpool(
-                selection, self._where, ragged=self._ragged, folder=self._folder
-            )
-        self._spool.append(selection)
 
 
 class RowFeed:
@@ -117,14 +77,3 @@ class RowFeed:
                 self._waiting.append((batch.num_rows, column_arrays(batch, self._where)))
                 self._rows += batch.num_rows
         return self._rows
-
-
-def select_columns(batch: Any, columns: Collection[str] | None, where: str) -> Any:
-    """The record batch with these columns only; raises BadInput for one that it lacks."""
-    if columns is None:
-        return batch
-    for name in columns:
-        if name not in batch.schema.names:
-            got = ", ".join(batch.schema.names)
-            raise BadInput(where, expected=f"a column {name}", got=got)
-    return batch.select(list(columns))

@@ -25,6 +25,7 @@ from shards.errors import DownpourError, GiveUp
 from worker.data.batches import Batches
 from worker.data.columns import DATA, LABEL, ColumnSpec
 from worker.data.encoded import decode_images
+from worker.data.image_spool import ImageSpool
 from worker.data.read_options import MAX_SKIPPED
 from worker.data.source import Source, part_rows
 from worker.spark.code_archive import PACKAGES
@@ -169,11 +170,11 @@ def _live(
         batches = stack.enter_context(
             Batches(
                 stream(),
+                ImageSpool(f"worker {name}'s rows", spec.columns),
                 batch_size=spec.batch_size,
                 seed=spec.plan.seed,
                 worker=name,
                 shuffle=spec.shuffle,
-                columns=spec.columns,
                 start_step=(client.step + restart_state.steps) * spec.plan.iter_size,
             )
         )

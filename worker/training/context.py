@@ -26,7 +26,9 @@ from ps.logs import Logger, logger
 from ps.session.compression import Compression
 from shards import argument_checks
 from shards.errors import BadInput
-from worker.data.feed import ColumnBatches, RowFeed, select_columns
+from worker.data.batches import Batches
+from worker.data.column_spool import ColumnSpool, select_columns
+from worker.data.feed import RowFeed
 from worker.data.parameters_file import refuse_rows, write_parameters
 from worker.training.own_loop import FunctionModel, Gradient, layout_for
 from worker.training.step_machine import Plan
@@ -147,13 +149,12 @@ class Context:
                     f"batches: {label}", "a list of names of columns", names
                 )
         me = self.worker
-        batches = ColumnBatches(
+        batches = Batches(
             self._take_rows("batches"),
+            ColumnSpool(f"worker {me.name}'s rows", columns, ragged=ragged),
             size,
             self.plan.seed,
             me.name,
-            columns=columns,
-            ragged=ragged,
             start_step=first,
             shuffle=self._shuffle,
             epochs=epochs,

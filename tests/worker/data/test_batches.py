@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from shards.errors import BadInput
 from worker.data.batches import Batches
 from worker.data.columns import DATA, LABEL
+from worker.data.image_spool import ImageSpool
 
 SIZES = st.lists(st.integers(0, 9), max_size=12)
 BATCH = st.integers(1, 12)
@@ -43,7 +44,7 @@ def numbers(
 ) -> list[list[int]]:
     """The row numbers of the first `count` minibatches; their pixels are checked on the way."""
     found = []
-    with Batches(stream(sizes), batch_size, seed, worker, **options) as batches:
+    with Batches(stream(sizes), ImageSpool("rows"), batch_size, seed, worker, **options) as batches:
         for batch in islice(batches, count):
             labels = batch["label"]
             assert batch["data"].shape == (batch_size, 1, 2, 2)
@@ -110,7 +111,7 @@ def test_the_first_epoch_is_shuffled_within_blocks_as_rows_arrive() -> None:
             taken.append(batch.num_rows)
             yield batch
 
-    with Batches(watched(), 5, 1, "w", shuffle_rows=20) as batches:
+    with Batches(watched(), ImageSpool("rows"), 5, 1, "w", shuffle_rows=20) as batches:
         first = next(batches)["label"].tolist()
         assert sum(taken) == 20
         assert first != sorted(first)
@@ -168,7 +169,7 @@ def test_a_user_s_own_columns_are_taken(pixels: Any, dtype: type[Any], kind: Any
         {"name": ["a", "b", "c"], "label": pa.array([1, 0, 1]).cast(kind), "image": pixels}
     )
     for part in (batch, batch.slice(1)):  # a slice has offsets into the same buffers
-        with Batches(iter([part]), len(part), 1, "w", shuffle=False) as batches:
+        with Batches(iter([part]), ImageSpool("rows"), len(part), 1, "w", shuffle=False) as batches:
             got = next(batches)
         assert got["data"].dtype == dtype
         assert got["data"].shape == (len(part), *((3, 2, 2) if dtype is np.uint8 else (12, 1, 1)))
@@ -228,39 +229,48 @@ def shape(channels: int, height: int, width: int) -> dict[str, list[int]]:
             {"classes": 10},
             "column label: row 2: expected a label in [0, 10), got 10",
         ),
-        ([], {"batch_size": 0}, "worker w: expected batch_size and shuffle_rows of 1 or more"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_by_number(
     parts: list[Any], options: dict[str, Any], text: str
 ) -> None:
     """Each error is one line that names the worker's row, counted over the whole partition."""
-    options = {"batch_size": 2, "seed": 1, "worker": "w", **options}
+    spool = ImageSpool("worker w's rows", **options)
     with pytest.raises(BadInput) as caught:
-        next(Batches(iter(parts), **options))
+        next(Batches(iter(parts), spool, 2, 1, "w"))
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "options"), [(0, {}), (1, {"shuffle_rows": 0}), (1, {"start_step": -1})]
+)
+def test_wrong_sizes_are_refused(size: int, options: dict[str, Any]) -> None:
+    """Before a row is read."""
+    with pytest.raises(BadInput, match="worker w: expected batch_size and shuffle_rows of 1 or"):
+        Batches(stream([]), ImageSpool("rows"), size, 1, "w", **options)
 
 
 def test_a_shape_of_one_extent_gives_vectors() -> None:
     """A shape with other than three extents counts whatever the shape columns say."""
     part = record([[1.0, 2.0, 3.0]], **shape(3, 1, 1))
-    with Batches(iter([part]), 1, 1, "w", columns=(replace(DATA, shape=(3,)), LABEL)) as batches:
+    spool = ImageSpool("rows", (replace(DATA, shape=(3,)), LABEL))
+    with Batches(iter([part]), spool, 1, 1, "w") as batches:
         assert next(batches)["data"].tolist() == [[1.0, 2.0, 3.0]]
 
 
 def test_labels_may_be_absent_where_none_are_asked_for() -> None:
     """Without a label column, as in prediction, a batch is its images."""
     batch = pa.record_batch({"data": [bytes(4)]})
-    with Batches(iter([batch]), 1, 1, "w", columns=(DATA,)) as batches:
+    with Batches(iter([batch]), ImageSpool("rows", (DATA,)), 1, 1, "w") as batches:
         assert sorted(next(batches)) == ["data"]
 
 
 def test_the_spool_is_in_the_given_folder_and_is_removed(tmp_path: Path) -> None:
     """The spool is in the folder given, unseen there, and closing twice is harmless."""
     with pytest.raises(BadInput, match=r"spool in .*/none: No such file"):
-        next(Batches(stream([4]), 2, 1, "w", folder=tmp_path / "none"))
-    batches = Batches(stream([4]), 2, 1, "w", folder=tmp_path)
+        next(Batches(stream([4]), ImageSpool("rows", folder=tmp_path / "none"), 2, 1, "w"))
+    batches = Batches(stream([4]), ImageSpool("rows", folder=tmp_path), 2, 1, "w")
     assert next(batches)["label"].size == 2
     assert batches.rows == 4
     batches.close()

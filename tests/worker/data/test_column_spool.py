@@ -7,16 +7,18 @@ import pyarrow as pa
 import pytest
 
 from shards.errors import BadInput
-from worker.data.feed import ColumnBatches
+from worker.data.batches import Batches
+from worker.data.column_spool import ColumnSpool
 
 FLOATS = pa.list_(pa.float32())
 NESTED = pa.list_(FLOATS)
 
 
-def batches(*columns: Any, **options: Any) -> ColumnBatches:
+def batches(*columns: Any, **options: Any) -> Batches:
     """Minibatches of one column `x`, which comes as these record batches."""
     stream = iter([pa.record_batch({"x": column}) for column in columns])
-    return ColumnBatches(stream, 2, 1, "w0", epochs=1, shuffle=False, **options)
+    spool = ColumnSpool("worker w0's rows", **options)
+    return Batches(stream, spool, 2, 1, "w0", epochs=1, shuffle=False)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ from pyspark.sql.pandas.types import to_arrow_type
 from shards.errors import BadInput
 from worker.data import column_values
 from worker.data.arrow_images import number_rows, pixel_rows, read_nested_shape
+from worker.data.batches import Batches
+from worker.data.column_spool import ColumnSpool
 from worker.data.column_values import VECTOR, column_array, number_array, slice_rows
-from worker.data.feed import ColumnBatches, RowFeed
+from worker.data.feed import RowFeed
 
 IMAGE = pa.struct(
     [
@@ -47,7 +49,8 @@ def image(height: int, width: int, channels: int = 1, mode: int = 0) -> dict[str
 def fed(*columns: Any, size: int = 4, **options: Any) -> Any:
     """The first minibatch of the column `x` that comes as these record batches."""
     stream = iter([pa.record_batch({"x": column}) for column in columns])
-    with ColumnBatches(stream, size, 1, "w0", epochs=1, shuffle=False, **options) as batches:
+    spool = ColumnSpool("worker w0's rows", **options)
+    with Batches(stream, spool, size, 1, "w0", epochs=1, shuffle=False) as batches:
         return next(batches)["x"]
 
 

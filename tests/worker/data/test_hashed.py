@@ -13,8 +13,9 @@ from pyspark.sql import functions
 
 import worker
 from shards.errors import BadInput
+from worker.data.batches import Batches
+from worker.data.column_spool import ColumnSpool
 from worker.data.column_values import column_arrays
-from worker.data.feed import ColumnBatches
 
 SCHEMA = (
     "text string, long long, int int, short short, byte byte, bool boolean, double double,"
@@ -121,8 +122,8 @@ def test_arrays_of_minibatches_are_hashed_as_their_columns(table: Any) -> None:
     full = full.filter(pa.array(words, pa.bool_())).combine_chunks()
     assert full.num_rows
     stream = full.to_batches()
-    options: dict[str, Any] = {"epochs": 1, "shuffle": False, "ragged": ["words"]}
-    with ColumnBatches(stream, full.num_rows, 1, "w0", **options) as batches:
+    spool = ColumnSpool("rows", ragged=["words"])
+    with Batches(stream, spool, full.num_rows, 1, "w0", epochs=1, shuffle=False) as batches:
         batch: Any = next(batches)
     for name in names:
         assert np.array_equal(worker.hashed(batch[name]), worker.hashed(full.column(name))), name

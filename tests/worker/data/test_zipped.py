@@ -19,6 +19,7 @@ from worker.caffe.weight_files import write_weights
 from worker.data.batches import Batches
 from worker.data.columns import ColumnKind
 from worker.data.databases import datum_bytes
+from worker.data.image_spool import ImageSpool
 from worker.data.lmdb_file import write_lmdb
 from worker.data.source import Source, part_rows
 
@@ -108,7 +109,7 @@ def test_a_net_of_two_sources_learns(job: Path) -> None:
     specs = serial.model.net.column_specs
     kinds = [ColumnKind.IMAGE, ColumnKind.LABEL, ColumnKind.IMAGE]
     assert [each.kind for each in specs] == kinds
-    with Batches(source.batches(), 5, 1, "0", columns=specs) as batches:
+    with Batches(source.batches(), ImageSpool("rows", specs), 5, 1, "0") as batches:
         losses = [serial.step(next(batches)) for _ in range(60)]
     assert losses[-1] < 0.05 * losses[0]
     weights = job / "weights.caffemodel"
