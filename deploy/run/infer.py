@@ -32,8 +32,6 @@ from worker.data.source import Source
 from worker.data.sources import ImageSource, Split, part_to_test, row_shapes
 from worker.training.device_selection import DeviceRequest, lend_weights, parse_device
 
-_BATCH_ROWS = 100
-
 
 class OnSpark(NamedTuple):
     """The URL of a Spark, and the number of tasks that read the data there."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 Found = TypeVar("Found")
 
-_PAUSE_S = 0.01
+_PAUSE_S, _LONGEST_S = 0.01, 0.25
 
 
 def eventually(
@@ -21,13 +21,19 @@ def eventually(
     `because` says what is awaited. Where it has not come within `within_s` seconds, which leave
     time for a busy machine, that is the message of an AssertionError. `check`, if any, is called
     before each pause, and raises when the wait is in vain.
+
+    A pause is three times as long as the call: asking a service, or looking through all processes,
+    would otherwise keep busy the core that what is awaited needs.
     """
     give_up_at = time.monotonic() + within_s
+    asked_at = time.monotonic()
     while not (found := condition()):
+        pause_s = 3 * (time.monotonic() - asked_at)
         if check is not None:
             check()
         if time.monotonic() > give_up_at:
             awaited = because if isinstance(because, str) else because()
             raise AssertionError(f"not within {within_s:g} s: {awaited}")
-        time.sleep(_PAUSE_S)
+        time.sleep(min(max(pause_s, _PAUSE_S), _LONGEST_S))
+        asked_at = time.monotonic()
     return found

@@ -28,7 +28,8 @@ def served(tmp_path: Path) -> Iterator[Served]:
 def test_a_job_outlives_the_service_and_its_own_runner(served: Served) -> None:
     """Kill the service: the job trains on. Stop the runner: an alert, and nothing else. Kill it:
     the job resumes from its snapshot. A clone of its newest snapshot trains to the end."""
-    more = ("--data", "data", "--shards-in", "processes", "--max-iter", 10**7)
+    # Behind a slow link, so that a job that is waited for leaves the cores to those that wait.
+    more = ("--data", "data", "--shards-in", "processes", "--max-iter", 10**7, "--link", "rtt=20ms")
     status, answer = served.command(
         *("submit", "solver.prototxt", *more, "--snapshot-every", "1s", "--snapshot-keep", 3)
     )
