@@ -61,6 +61,7 @@ def decode(label: str, kind: Kind, frame: Buffer, count: int, dim: int) -> Float
             f" got {size}"
         )
     if kind is Kind.F4:
+        # In place: a gradient in a worker's memory stays there until its push is acknowledged.
         return np.frombuffer(frame, np.float32).reshape(count, dim)
     payload = np.frombuffer(frame, np.uint8)
     if payload.__array_interface__["data"][0] % _SCALE_BYTES:
@@ -86,5 +87,6 @@ def prepare(pushed: Kind, pulled: Kind) -> None:
 
 def _split(payload: Bytes, count: int, dim: int) -> tuple[NDArray[Any], Floats]:
     """The codes (count, dim) and the scales of int8 rows, as views."""
+    # Scales come first, where they are aligned whatever the number of codes.
     ends = _SCALE_BYTES * count
     return payload[ends:].view(np.int8).reshape(count, dim), payload[:ends].view(np.float32)

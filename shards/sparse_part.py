@@ -55,6 +55,7 @@ class SparsePart:
         self.max_squares = spec.guard.max_squares
         self.most_rows = table.most_rows(len(shard.buckets))
         self._buckets = shard.buckets
+        # Made once: the header of an answer depends on its encoding alone.
         edges = shard.buckets.start, shard.buckets.stop
         self._pulled = {kind: PulledPart(table.name, kind, *edges) for kind in row_codecs.PULLED}
         self._width = spec.row_floats

@@ -180,6 +180,7 @@ def compression_of_rows(argument: str, value: object) -> Compression:
     What is left out of a push would need a residual of every row that a worker ever pushed.
     """
     choice = compression_of(argument, value)
+    # Zstandard would gain little: ids are random, and rounded rows hardly repeat.
     if choice.push_kind not in row_codecs.PUSHED or choice.zstd:
         expected = f"{ROW_PUSHES} for pushes of rows, without zstd"
         got = f"{choice.push_kind}{',zstd' if choice.zstd else ''}"

@@ -309,6 +309,7 @@ class PayloadEncoder:
         ]
         ids_sizes = [ID_BYTES * split.count(shard) for split in splits]
         # Lines do not straddle two arrays, so that a view of each is aligned for its floats.
+        # One piece for all: each has to be found again, and is a reference of 32 bytes.
         memory = self.take_rows(shard, sum(map(_round_up, ids_sizes + sizes)))
         buckets, start = self._map.buckets[shard], 0
         for split, kind, ids_size, size in zip(splits, kinds, ids_sizes, sizes, strict=True):

@@ -59,7 +59,7 @@ class SplitIds(NamedTuple):
     def of_shard(self, shard: int, values: NDArray[Any]) -> NDArray[Any]:
         """Those of `values`, one for each id, that are of a shard's ids."""
         if self.positions is None:
-            return values
+            return values  # the step's own array: it does not change until the push is acknowledged
         # `take` is quicker than an index, and the positions are within the array.
         return values.take(self.positions[shard], axis=0)
 

@@ -196,3 +196,18 @@ def test_int8_rows_are_the_same_bits(count: int, dim: int, seed: int) -> None:
             quotient = np.float32(value) / scale if scale else np.float32(value)
             assert number == max(-127, min(127, round(float(quotient))))
             assert result == np.float32(number) * scale
+
+
+@given(values=IDS, spread=st.integers(0, 2**64 - 1), low=st.integers(0, 2**64 - 1))
+def test_the_order_of_ids_is_checked_alike(values: list[int], spread: int, low: int) -> None:
+    """Both engines find what ascends and is in range, and what does not or is not."""
+    high = min(2**64 - 1, low + spread)
+    for drawn in (values, sorted(set(values))):
+        ids = as_ids(drawn)
+        expected = drawn == sorted(set(drawn)) and all(
+            low <= v <= high for v in cpu.mix(ids).tolist()
+        )
+        for engine in (cpu, loops):
+            assert engine.are_ordered(ids, low, high) == expected
+            if drawn is not values:
+                assert engine.are_ordered(ids, 0, 2**64 - 1)

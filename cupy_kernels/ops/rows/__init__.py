@@ -22,6 +22,7 @@ __all__ = [
     "Floats",
     "Ids",
     "Slots",
+    "are_ordered",
     "dequantise_rows",
     "draw_normal",
     "draw_uniform",
@@ -88,6 +89,7 @@ draw_normal = _with_loops(cpu.draw_normal)
 find_slots = _with_loops(cpu.find_slots)
 gather_rows = _with_loops(cpu.gather_rows)
 insert_slots = _with_loops(cpu.insert_slots)
+are_ordered = _with_loops(cpu.are_ordered)
 quantise_rows = _with_loops(cpu.quantise_rows)
 dequantise_rows = _with_loops(cpu.dequantise_rows)
 sum_rows = _with_loops(cpu.sum_rows)
@@ -112,6 +114,7 @@ def prepare() -> None:
     _FUNCTIONS.load()
     ids, slab = np.zeros(1, np.uint64), np.zeros((1, 1), np.float32)
     cells = Cells(np.zeros(2, np.uint64), np.zeros(2, np.uint32), np.uint64(0), np.uint64(63))
+    are_ordered(ids, 0, 0)
     slots = find_slots(cells, ids)
     insert_slots(cells, ids, slots + 1)
     gather_rows(slab, slots, 1)

@@ -87,6 +87,13 @@ def sum_rows(of: DistinctIds, rows: Floats) -> Floats:
     return summed
 
 
+def are_ordered(ids: Ids, low: int, high: int) -> bool:
+    """Return whether ids ascend strictly, and their mixed values are from `low` up to `high`."""
+    mixed = mix(ids)
+    inside = (mixed >= np.uint64(low)) & (mixed <= np.uint64(high))
+    return bool(inside.all() and (ids[1:] > ids[:-1]).all())
+
+
 def quantise_rows(rows: Floats, codes: NDArray[np.int8], scales: Floats) -> None:
     """Round finite rows to whole multiples of their `scales`, the largest magnitudes over 127.
 

@@ -124,6 +124,22 @@ def _rank_ids(ranked: Array, distinct: Array, numbers: Array, shift: Value, inve
         inverse[i] = ranks[inverse[i]]
 
 
+def are_ordered(ids: Ids, low: int, high: int) -> bool:
+    return bool(_are_ordered(freeze(ids), np.uint64(low), np.uint64(high)))
+
+
+@compile_loop
+def _are_ordered(ids: Array, low: Value, high: Value) -> bool:
+    # Counted instead of left early: a loop without branches takes half the time.
+    faults = 0
+    for i in range(len(ids)):
+        value = _mix(ids[i])
+        faults += (value < low) | (value > high)
+    for i in range(1, len(ids)):
+        faults += ids[i] <= ids[i - 1]
+    return faults == 0
+
+
 def sum_rows(of: DistinctIds, rows: Floats) -> Floats:
     summed = np.empty((len(of.ids), rows.shape[1]), np.float32)
     _sum_rows(freeze(of.inverse), freeze(np.ascontiguousarray(rows)), summed)
