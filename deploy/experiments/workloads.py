@@ -72,6 +72,8 @@ def workload_of(name: str, batch: int = 4, tested: int = 10_000) -> Workload:
             return Logistic(batch, tested)
         case "mlp" if not option:
             return Mlp(batch, tested=tested)
+        case "mlp" if option == "digits":
+            return Mlp(batch, tested=tested, own_digits=True)
         case "lenet" if not option:
             return LeNetImages(batch, tested)
         case "charlm" if not option:
@@ -80,7 +82,7 @@ def workload_of(name: str, batch: int = 4, tested: int = 10_000) -> Workload:
             return Mlp(batch, (64,) * int(option), tested)
     raise BadInput(
         "workload",
-        expected=f"one of {', '.join(WORKLOADS)}, deep as deep:{', '.join(_DEPTHS)}",
+        expected=f"one of {', '.join(WORKLOADS)}, mlp:digits, deep as deep:{', '.join(_DEPTHS)}",
         got=f"{name!r}",
     )
 

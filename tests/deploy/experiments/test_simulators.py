@@ -15,6 +15,7 @@ from msgspec import structs
 from deploy.experiments import trials
 from deploy.experiments.agreement import agreement
 from deploy.experiments.cluster import ClusterModel, Law, LinkPartition, StepTimes, WorkerKill
+from deploy.experiments.images import mnist
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.real_runs import RealRun, replay_run
@@ -357,10 +358,23 @@ def test_a_wrong_cluster_is_one_sentence(kind: Any, wrong: dict[str, Any], messa
         kind(**wrong)
 
 
-@pytest.mark.parametrize("name", ["l2", "lenet:2", "charlm:8", "deep:3", "quad:2"])
+@pytest.mark.parametrize("name", ["l2", "mlp:2", "lenet:2", "charlm:8", "deep:3", "quad:2"])
 def test_an_unknown_workload_is_named(name: str) -> None:
     with pytest.raises(BadInput, match=name):
         workload_of(name)
+
+
+def test_a_worker_may_have_digits_of_its_own() -> None:
+    """Two each, and together all ten; otherwise every worker has all of them."""
+    digits = {
+        name: [
+            set(mnist().labels[next(workload_of(name, 64).batches(3, worker))].tolist())
+            for worker in range(5)
+        ]
+        for name in ("mlp", "mlp:digits")
+    }
+    assert digits["mlp"] == [set(range(10))] * 5
+    assert digits["mlp:digits"] == [{worker, worker + 5} for worker in range(5)]
 
 
 def test_lenet_learns_in_the_simulator() -> None:

@@ -351,6 +351,13 @@ def test_the_example_is_the_page() -> None:
     assert shown[1].strip() in example.read_text()
 
 
+def test_each_rule_of_the_example_of_own_digits_selects_a_point() -> None:
+    """A sweep with a rule about no point would be refused: all of its four can be judged."""
+    sweep = read_sweep(ROOT / "deploy" / "examples" / "own_digits.toml")
+    assert len(sweep.trials) == 4 * 5
+    assert len(sweep.expect) == 4
+
+
 RULES = """
 [[expect]]
 kind = "{kind}"

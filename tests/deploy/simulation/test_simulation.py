@@ -96,6 +96,15 @@ def test_promises_hold_for_packed_pushes(push: str) -> None:
         assert play(scenario).violation == "", f"seed {seed}"
 
 
+@pytest.mark.parametrize("cluster", [ClusterConfig.LOGGED, ClusterConfig.REPLICATED])
+def test_promises_hold_for_a_rule_of_whole_tensors(cluster: ClusterConfig) -> None:
+    """Logs, copies and reshards keep each block, which is a tensor, to the bit."""
+    for seed in range(200, 204):
+        drawn = swarm(seed, cluster=cluster)
+        setting = msgspec.structs.replace(drawn.setting, rule="heloco")
+        assert play(msgspec.structs.replace(drawn, setting=setting)).violation == "", f"seed {seed}"
+
+
 # After the first two a life begins without its residual; a change of the rate needs whole pushes.
 _ENDING = {"Kill", "Mangle", "SetFault"}
 
