@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from cupy_kernels import backends
 from cupy_kernels.backends import HOST, Backend
+from cupy_kernels.ops.codecs import accumulate
 from cupy_kernels.ops.updates import mean, sgd_measured, squared_norm
 from shards import payloads, pull_encodings, zstd_frames
 from shards.aggregation import BUFFER, DIRECTIONS
@@ -200,13 +201,13 @@ class DensePart:
         """
         self._own_slots()
         sums = self._arrays_by_name()
-        sums[BUFFER] += np.float32(weight) * report
+        self._add(report, weight, sums[BUFFER])
         if DIRECTIONS in sums:
             for name, where in self._tensors.items():
                 norm = sqrt(squared_norm(report[where]))
                 norms[name] = norms.get(name, 0.0) + weight * norm
                 if norm:  # a tensor that did not move has no direction
-                    sums[DIRECTIONS][where] += np.float32(weight / norm) * report[where]
+                    self._add(report[where], weight / norm, sums[DIRECTIONS][where])
         self.buffered += 1
 
     def take_reports(self, weight: float, norms: Mapping[str, float]) -> Floats:
@@ -218,7 +219,9 @@ class DensePart:
         """
         self._own_slots()
         sums = self._arrays_by_name()
-        average = sums[BUFFER] / np.float32(weight)
+        # Recycled: fresh memory of this size costs more in page faults than the division.
+        average = self._decoded.take() if self._on_host else self._backend.empty((self.size,), np.float32)
+        np.divide(sums[BUFFER], np.float32(weight), out=average)
         if DIRECTIONS in sums:
             for name, where in self._tensors.items():
                 length = sqrt(squared_norm(sums[DIRECTIONS][where]))
@@ -230,6 +233,13 @@ class DensePart:
         sums[BUFFER].fill(0)
         self.buffered = 0
         return average
+
+    def _add(self, report: Floats, factor: float, total: Floats) -> None:
+        """Add `factor` times a report to a sum, in one pass."""
+        if self._on_host:
+            accumulate(report, None, total, factor=np.float32(factor))
+        else:
+            total += np.float32(factor) * report
 
     def _arrays_by_name(self) -> dict[str, Floats]:
         return dict(zip(self._slot_names, self._slots, strict=True))
