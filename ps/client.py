@@ -95,7 +95,7 @@ class Client(ClientContext):
 
     `rolled_back` holds the last rollback of each shard that died and was restored from its
     autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks, and
-    `dropped` those that came too late.
+    `dropped` those that came too late, the last of them by `late_s` seconds.
     `on_pushed` is called with each push that every shard has acknowledged. `own_state` is called
     when a snapshot wants this worker's state: it returns what the caller keeps between pushes, or
     None to be called again later. `check` is called when an answer is late: it may raise the reason
@@ -139,7 +139,7 @@ class Client(ClientContext):
         self._size = cluster.layout.size  # kept, because `size` sums over the tensors
         self.duplicates = self.staleness = self.clock = self.step = self.lost = self.dropped = 0
         self.rolled_back: dict[int, events.RolledBack] = {}
-        self.rtt_s = self._wait_s = 0.0
+        self.rtt_s = self._wait_s = self.late_s = 0.0
         self._pushed_at = Times()  # the times at the last push
         self._pacing, self._prefetched = FlowControl(in_flight, time.monotonic()), PrefetchTable()
         self._arenas = ClientBuffers(cluster.layout, allocate)
@@ -584,7 +584,9 @@ class Client(ClientContext):
                 if self.on_pushed is not None:
                     self.on_pushed(event)
                 self.duplicates += event.duplicates > 0
-                self.dropped += event.dropped > 0
+                if event.dropped:
+                    self.dropped += 1
+                    self.late_s = event.late_s
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s
                 self._pacing.pushes.record_answer(event.request, now, listening=listening)

@@ -140,7 +140,7 @@ class Quorum(_Merging, frozen=True, tag="quorum"):
     A push is a report on the only table in it: the difference between that table's weights as the
     worker received them last and its own. It weighs tokens^2 / window steps (messages.py). After
     the quorum more reports may come while nobody needs the merged table: a worker that takes
-    `overlap` steps before it needs the answer leaves `grace` times that time, less the exchange.
+    `overlap` steps before it needs the answer leaves `grace` times that time.
     When all active workers have reported nobody is waited for; with `size` None all have to.
     Reports are averaged as `average` says, those on the tables in `mean_tables` by the mean.
 

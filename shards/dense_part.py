@@ -220,7 +220,9 @@ class DensePart:
         self._own_slots()
         sums = self._arrays_by_name()
         # Recycled: fresh memory of this size costs more in page faults than the division.
-        average = self._decoded.take() if self._on_host else self._backend.empty((self.size,), np.float32)
+        average = (
+            self._decoded.take() if self._on_host else self._backend.empty((self.size,), np.float32)
+        )
         np.divide(sums[BUFFER], np.float32(weight), out=average)
         if DIRECTIONS in sums:
             for name, where in self._tensors.items():

@@ -411,7 +411,8 @@ class Ack(FromShard, frozen=True, tag="ack"):
     """Push `seq` is applied; a duplicate was applied before and changes nothing.
 
     It is part of `version`, or will be: a push in a buffer is applied with those that follow it.
-    `scale` is the factor on its rate. One too late for its round, or too stale, is `dropped`.
+    `scale` is the factor on its rate. One too late for its round, or too stale, is `dropped`. A
+    late report came `late_s` seconds after the first of those that were merged without it.
     """
 
     seq: Count
@@ -420,6 +421,7 @@ class Ack(FromShard, frozen=True, tag="ack"):
     duplicate: bool
     scale: float = 1.0
     dropped: bool = False
+    late_s: float = 0.0
 
 
 class Weights(FromShard, frozen=True, tag="weights"):

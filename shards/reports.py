@@ -51,6 +51,9 @@ class ReportTracker:
         self.by_table = {table: Reports() for table in tables}
         self._quorum = quorum
         self._ends: dict[str, float] = {}  # when the first of a table's reporters needs the merge
+        # When the first report of a round came: of the open one, and of the one merged last.
+        self._opened: dict[str, float] = {}
+        self._opened_before: dict[str, float] = {}
 
     def check(self, message: Push) -> None:
         """Raise BadInput unless a push is a report on one table, or on none at this shard."""
@@ -79,10 +82,13 @@ class ReportTracker:
         (part,) = message.parts
         reports = self.by_table[part.table]
         reports.workers.append(message.worker)
+        self._opened.setdefault(part.table, now)
         if message.worker in reports.sitting:
             reports.sitting.remove(message.worker)
         reports.weight += weigh(message)
-        spare_s = self._quorum.overlap * message.compute_s / max(1, message.steps) - message.rtt_s
+        # The exchange is not subtracted: a worker measures it only when it looks for answers, after
+        # its steps, and goes on without the answer if that comes too late.
+        spare_s = self._quorum.overlap * message.compute_s / max(1, message.steps)
         # These times are for the records and not checked: one that is no time leaves no grace.
         spare_s = spare_s if isfinite(spare_s) and spare_s > 0 else 0.0
         ends = now + self._quorum.grace * spare_s
@@ -96,7 +102,16 @@ class ReportTracker:
         merged = self.by_table[table]
         self.by_table[table] = Reports(version if merged.workers else merged.changed)
         self._ends.pop(table, None)
+        if table in self._opened:
+            self._opened_before[table] = self._opened.pop(table)
         return merged
+
+    def measure_delay(self, table: str, now: float) -> float:
+        """The seconds since the first report that was merged last; 0 if not known.
+
+        It tells a late worker how much earlier it has to report. No state depends on it.
+        """
+        return max(0.0, now - self._opened_before.get(table, now))
 
     def awaits(self, worker: str, asks: Iterable[AskedPart]) -> bool:
         """Return whether a worker asks for a table whose round it takes part in or sits out."""
@@ -143,7 +158,8 @@ class ReportTracker:
 
     def forget_times(self) -> None:
         """End every grace: its end is a time of another clock."""
-        self._ends.clear()
+        for times in (self._ends, self._opened, self._opened_before):
+            times.clear()
 
     def _missing(self, table: str, active: Collection[str]) -> bool:
         reports = self.by_table[table]

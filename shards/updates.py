@@ -46,6 +46,7 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
     staleness: int
     scale: float
     dropped: bool
+    late_s: float = 0.0
 
 
 class Updates:
@@ -308,7 +309,10 @@ class Updates:
         before = self.reports.by_table[table].changed
         if self.reports.is_late(message):
             self.reports.sit_out(message)
-            return self._record_push(arrived, arrived.norm, before, rates, 0.0, now, dropped=True)
+            applied = self._record_push(
+                arrived, arrived.norm, before, rates, 0.0, now, dropped=True
+            )
+            return structs.replace(applied, late_s=self.reports.measure_delay(table, now))
         self.reports.record(message, now)
         norms = self.reports.by_table[table].norms
         self._parameters.collect_report(table, report, weigh(message), norms)

@@ -361,9 +361,8 @@ class WorkerRequests:
         for outcome in applied:
             push = outcome.push.message
             details = outcome.version, outcome.staleness, False, outcome.scale, outcome.dropped
-            out.append(
-                Outgoing(outcome.push.sender, Ack(push.request, shard, boot, push.seq, *details))
-            )
+            ack = Ack(push.request, shard, boot, push.seq, *details, outcome.late_s)
+            out.append(Outgoing(outcome.push.sender, ack))
         return out
 
     # --- checks ---------------------------------------------------------------------------------

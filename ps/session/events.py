@@ -59,7 +59,8 @@ class Pushed(msgspec.Struct, frozen=True):
     """Push `seq` is accepted by every shard; `versions` has the version of each that includes it.
 
     `staleness` is the largest that any shard measured, `scale` the smallest factor by which any
-    shard scaled its rate. `dropped` counts the shards that had applied its round without it.
+    shard scaled its rate. `dropped` counts the shards that had applied its round without it, and
+    `late_s` is the longest time by which it was late there.
     """
 
     request: int
@@ -70,6 +71,7 @@ class Pushed(msgspec.Struct, frozen=True):
     versions: tuple[int, ...]
     scale: float = 1.0
     dropped: int = 0
+    late_s: float = 0.0
 
 
 class Departed(msgspec.Struct, frozen=True):

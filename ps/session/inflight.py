@@ -19,6 +19,7 @@ _ANSWERS: dict[type[FromWorker], type[Reply]] = {Pull: Weights, Push: Ack, Leave
 
 # No comprehensions: until Python 3.12 each is a call, and these are needed at every answer.
 _DROPPED, _DUPLICATE, _SCALE = attrgetter("dropped"), attrgetter("duplicate"), attrgetter("scale")
+_LATE_S = attrgetter("late_s")
 _STALENESS, _VERSION, _WAITED_S = map(attrgetter, ("staleness", "version", "waited_s"))
 
 
@@ -136,7 +137,7 @@ def _make_pushed(request: int, acks: Sequence[Ack], took_s: float) -> Pushed:
     if len(acks) == 1:
         (ack,) = acks
         counts = ack.seq, ack.staleness, int(ack.duplicate), took_s
-        return Pushed(request, *counts, (ack.version,), ack.scale, int(ack.dropped))
+        return Pushed(request, *counts, (ack.version,), ack.scale, int(ack.dropped), ack.late_s)
     return Pushed(
         request,
         acks[0].seq,
@@ -146,4 +147,5 @@ def _make_pushed(request: int, acks: Sequence[Ack], took_s: float) -> Pushed:
         tuple(map(_VERSION, acks)),
         min(map(_SCALE, acks)),
         sum(map(_DROPPED, acks)),
+        max(map(_LATE_S, acks)),
     )

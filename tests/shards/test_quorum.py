@@ -162,12 +162,12 @@ def test_tables_of_the_mean() -> None:
 
 
 def test_a_quorum_waits_for_the_grace_and_no_longer() -> None:
-    """The grace is the share of the time that the reporter needs for its overlapping steps, less
-    its exchange. A pull of the reporter waits until then; one of another fragment does not."""
+    """The grace is a share of the time of the overlapping steps. A pull of the reporter waits until
+    then; one of another fragment does not."""
     talk = fragments(Quorum(1, overlap=4, grace=0.5), "a", "b", "c")
     talk.now = 1.0
-    # 4 steps of 0.5 s less 0.4 s are 1.6 s, of which half are waited.
-    said = report(talk, "a", 1, flat(FIRST, 1), steps=2, compute_s=1.0, rtt_s=0.4)
+    # Half the time of 4 steps of 0.4 s.
+    said = report(talk, "a", 1, flat(FIRST, 1), steps=2, compute_s=0.8)
     assert not ack_of(said).dropped
     assert talk.shard.next_merge(talk.now) == pytest.approx(1.8)
     assert talk.say(pull("a")) == []
@@ -235,13 +235,16 @@ def test_times_that_are_none_leave_no_grace() -> None:
 
 def test_a_late_report_is_dropped_by_name() -> None:
     """It was made from weights that a merge has replaced. It counts as its worker's, its pull is
-    answered at once with the new fragment, and reports on another fragment are not late."""
+    answered at once with the new fragment, and reports on another fragment are not late. The worker
+    learns by how much it was late."""
     talk = fragments(Quorum(1, grace=0), "a", "b")
     report(talk, "a", 1, flat(FIRST, 1))
-    talk.tick(0.0)
+    talk.tick(0.5)
     before = weights(talk).copy()
+    talk.now = 0.75
     late = ack_of(report(talk, "b", 1, flat(FIRST, 2), read_version=0))
     assert late.dropped
+    assert late.late_s == 0.75, "after the first report that was merged"
     np.testing.assert_array_equal(weights(talk), before)
     ((_, answer),) = talk.say(pull("b"))
     assert isinstance(answer, Weights)

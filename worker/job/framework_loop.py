@@ -6,6 +6,7 @@ wants the next gradient. So the staleness bound, pushes that count exactly once 
 hold as in `worker.loop`.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -177,6 +178,7 @@ class LoopSteps:
         self._driver = ClientDriver(client, machine)
         self._wants = machine.wants()
         self._gradient_request: ComputeGradient | None = None
+        self._shown_at = time.monotonic()
         self._continue(None)
 
     @property
@@ -198,13 +200,15 @@ class LoopSteps:
 
         `samples` None are the rows that have been read since the last step.
         """
+        # With the loop's own reading: a learner's grace is reckoned in such steps (aggregation.py).
+        seconds = time.monotonic() - self._shown_at
         now = self._rows()
         rows = now - self._rows_before
         if samples is not None:
             rows = argument_checks.whole("step: samples", samples, 0, MAX_SAMPLES)
         self._rows_before = now
         self._continue(
-            GradientComputed(gradient, argument_checks.loss_of("step: loss", loss), rows=rows)
+            GradientComputed(gradient, argument_checks.loss_of("step: loss", loss), seconds, rows)
         )
 
     def finish(self) -> None:
@@ -230,7 +234,7 @@ class LoopSteps:
         except StopIteration:
             return
         self._show(want.weights)
-        self._gradient_request = want
+        self._gradient_request, self._shown_at = want, time.monotonic()
 
 
 def check_takes_optimizer(label: str, optimizer: Any, strategy: Strategy, table: str) -> None:

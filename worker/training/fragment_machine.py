@@ -63,7 +63,15 @@ def build_machine(
 
 
 class FragmentMachine(StepMachine):
-    """One worker's loop with a strategy that exchanges each dense table by itself."""
+    """One worker's loop with a strategy that exchanges each dense table by itself.
+
+    Reports count if they come with those of other workers. After a late one the worker exchanges
+    everything earlier by as many steps as it was late: otherwise a worker that began a moment after
+    another would be late at each exchange.
+    """
+
+    _ahead_by = 0  # steps by which the exchanges come earlier
+    _moved_at = 0  # the step at which they were last moved
 
     def run_in_turn(self) -> Wants:
         plan, strategy = self.plan, self.strategy
@@ -78,8 +86,8 @@ class FragmentMachine(StepMachine):
             self.data_s += rows.seconds
             if not rows.rows:
                 break
-            due = fragment_after(step, period, len(names))
-            yield from self._receive(due)
+            due = fragment_after(step + self._ahead_by, period, len(names))
+            yield from self._receive(due, step)
             assert self.local is not None
             computed = yield ComputeGradient(self.local.weights, step)
             if computed is None:
@@ -96,7 +104,7 @@ class FragmentMachine(StepMachine):
                 yield from self._report(due, requests=True)
         yield from self._report_rest()
 
-    def _receive(self, due: int | None) -> Wants:
+    def _receive(self, due: int | None, step: int) -> Wants:
         """Take the fragments that have come, and wait for the one that is exchanged after the step.
 
         At first they all come with one pull.
@@ -116,6 +124,10 @@ class FragmentMachine(StepMachine):
             if taken is not None:
                 assert isinstance(taken, FragmentTaken)
                 self._mix(number, taken, strategy.alpha)
+                # The reports under way when the exchanges move are as late as this one.
+                if taken.late and step >= self._moved_at:
+                    self._ahead_by += min(taken.late, strategy.h - 1)
+                    self._moved_at = step + strategy.h
 
     def _begin(self, pulled: WeightsPulled) -> None:
         """Start from these weights, with what was kept of an earlier state."""

@@ -204,10 +204,14 @@ class WeightsPulled(NamedTuple):
 
 
 class FragmentTaken(NamedTuple):
-    """The weights of a table, which nobody writes to, and their versions."""
+    """The weights of a table, which nobody writes to, and their versions.
+
+    `late` are the steps by which a report of this worker was too late, since the last answer.
+    """
 
     weights: Floats
     versions: tuple[int, ...]
+    late: int = 0
 
 
 class GradientComputed(NamedTuple):

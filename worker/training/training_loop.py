@@ -111,6 +111,7 @@ class ClientDriver:
         self.plan = steps.plan
         self._steps = steps
         self._between = True  # whether no gradient has been taken since the last batches were read
+        self._reported_at, self._step_s = time.monotonic(), 1.0
         client.own_state = self.own_state
 
     def own_state(self) -> OwnState | None:
@@ -146,9 +147,19 @@ class ClientDriver:
 
     def _take(self, want: machine.TakeFragment) -> machine.FragmentTaken | None:
         pulled = self.client.take(want.clock, (want.table,), wait=want.wait)
-        return None if pulled is None else machine.FragmentTaken(pulled.weights, pulled.versions)
+        if pulled is None:
+            return None
+        return machine.FragmentTaken(pulled.weights, pulled.versions, self._take_late_steps())
+
+    def _take_late_steps(self) -> int:
+        """The steps by which the last late report should have come earlier; then 0."""
+        late_s, self.client.late_s = self.client.late_s, 0.0
+        return round(late_s / self._step_s) if late_s else 0
 
     def _report(self, want: machine.PushReport) -> None:
+        now = time.monotonic()
+        self._step_s = (now - self._reported_at) / max(1, want.steps)
+        self._reported_at = now
         self._note_times()
         self.client.push(
             want.reports,

@@ -408,3 +408,19 @@ def test_a_slow_learner_takes_fewer_steps() -> None:
     """Its period is shorter by its speed, but longer than the overlap."""
     strategy = DecoupledDiLoCo(h=12, overlap=2, speeds={"w0": 6.0, "w1": 2.0, "w2": 1.0})
     assert [strategy.for_worker(name).h for name in ("w0", "w1", "w2", "w9")] == [12, 4, 3, 12]
+
+
+def test_a_late_worker_reports_earlier() -> None:
+    """By as many steps as it was late, once: the reports under way then are as late for the same
+    reason. One exchange is skipped; from then on they are as far apart as before."""
+    late = iter([3, 3, 0, 0])
+
+    class LateShard(FakeShard):
+        def take(self, worker: int, want: machine.TakeFragment) -> machine.FragmentTaken | None:
+            taken = super().take(worker, want)
+            return None if taken is None else taken._replace(late=next(late, 0))
+
+    steps = build_machine(plan(DecoupledDiLoCo(h=12, overlap=2, alpha=0.5), 60), LAYOUT)
+    learner = Learner(0, steps, LateShard([]), []).finish()
+    ends = np.cumsum([push.steps for push in learner.pushes if push.clock is not None])
+    assert ends.tolist() == [4, *range(9, 60, 4)]
