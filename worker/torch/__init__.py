@@ -46,12 +46,12 @@ from worker.job.framework_loop import (
 )
 from worker.job.row_steps import RowSteps, RowWorker, join_rows, make_row_adapter
 from worker.strategies import Strategy
-from worker.torch_fragments import cut_model
-from worker.torch_onnx import check_exporter, export_model
+from worker.torch.fragments import cut_model
+from worker.torch.onnx import check_exporter, export_model
 from worker.training.context import Context
 
 if TYPE_CHECKING:
-    from worker.torch_embeddings import Embedding, EmbeddingBag
+    from worker.torch.embeddings import Embedding, EmbeddingBag
 
 __all__ = [
     "DistributedOptimizer",
@@ -76,7 +76,7 @@ _NET = "net"
 
 def __getattr__(name: str) -> Any:
     if name in _LAYERS:
-        return getattr(import_module("worker.torch_embeddings"), name)
+        return getattr(import_module("worker.torch.embeddings"), name)
     raise AttributeError(f"module worker.torch has no attribute {name}")
 
 
@@ -565,7 +565,7 @@ def _check_names(
 def _embeddings() -> Any:
     """The module of the layers, which loads PyTorch."""
     _torch()
-    return import_module("worker.torch_embeddings")
+    return import_module("worker.torch.embeddings")
 
 
 def _layers(label: str, model: Any) -> dict[str, list[Any]]:
