@@ -76,6 +76,9 @@ class DensePart:
         self._moved = 0  # floats of each slot that are already copied to the second set
         self._segments = segments(table, section.keys)
         self._tensors = trained_tensors(table, section.keys)
+        ends = [0, *(part.stop for part in self._tensors.values())]
+        starts = [*(part.start for part in self._tensors.values()), self.size]
+        self._untrained = [slice(*gap) for gap in zip(ends, starts, strict=True) if gap[0] < gap[1]]
         if shard.deltas:  # the workers have applied their own multipliers
             plain = {"lr_mult": 1.0, "decay_mult": 0.0}
             self._segments = tuple(structs.replace(run, **plain) for run in self._segments)
@@ -223,15 +226,21 @@ class DensePart:
         average = (
             self._decoded.take() if self._on_host else self._backend.empty((self.size,), np.float32)
         )
-        np.divide(sums[BUFFER], np.float32(weight), out=average)
+        by_mean = [slice(0, self.size)]
         if DIRECTIONS in sums:
+            by_mean = list(self._untrained)
             for name, where in self._tensors.items():
-                length = sqrt(squared_norm(sums[DIRECTIONS][where]))
+                directions = sums[DIRECTIONS][where]
+                length = sqrt(squared_norm(directions))
                 # Opposite directions leave only rounding, which scaled up would be a step of noise.
                 if length > _VANISHING * weight:
                     scale = np.float32(norms[name] / weight / length)
-                    np.multiply(sums[DIRECTIONS][where], scale, out=average[where])
+                    np.multiply(directions, scale, out=average[where])
+                else:
+                    by_mean.append(where)
             sums[DIRECTIONS].fill(0)
+        for where in by_mean:
+            np.divide(sums[BUFFER][where], np.float32(weight), out=average[where])
         sums[BUFFER].fill(0)
         self.buffered = 0
         return average
