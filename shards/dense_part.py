@@ -46,6 +46,7 @@ Floats = NDArray[np.float32]
 
 _PIECE = 1 << 19  # floats of each slot, 2 MB: a push waits for at most one piece, about 0.2 ms
 _SUM_PIECE = 1 << 19  # floats of each array that are in the cache at once when pushes are summed
+_LEAST_NORM = 1e-20  # a direction divides by the norm, and must stay finite in float32
 _VANISHING = 1e-5  # of the sum of weights: a sum of unit directions below it is rounding
 
 
@@ -209,7 +210,7 @@ class DensePart:
             for name, where in self._tensors.items():
                 norm = sqrt(squared_norm(report[where]))
                 norms[name] = norms.get(name, 0.0) + weight * norm
-                if norm:  # a tensor that did not move has no direction
+                if norm > _LEAST_NORM:  # a tensor that did not move has no direction
                     self._add(report[where], weight / norm, sums[DIRECTIONS][where])
         self.buffered += 1
 

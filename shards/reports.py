@@ -25,6 +25,9 @@ from shards.aggregation import Quorum
 from shards.errors import BadInput
 from shards.messages import AskedPart, Count, Name, Push
 
+MAX_WEIGHT = 1e15
+"""The largest weight of a report: its product with float32 values of any use is finite."""
+
 
 class Reports(msgspec.Struct):
     """The open reports on one table: of which `workers`, the sum of their weights, and by tensor
@@ -39,7 +42,7 @@ class Reports(msgspec.Struct):
     norms: dict[Name, float] = {}
 
     def copy(self) -> "Reports":
-        """The same reports, which do not change with these."""
+        """A copy, which does not change with these."""
         workers, sitting = list(self.workers), list(self.sitting)
         return Reports(self.changed, workers, sitting, self.weight, dict(self.norms))
 
@@ -60,9 +63,18 @@ class ReportTracker:
         subject = f"push {message.seq} of worker {message.worker}"
         if len(message.parts) > 1:
             raise BadInput(subject, expected="a report on one table", got=len(message.parts))
-        for field in ("tokens", "window") if message.parts else ():
+        if not message.parts:
+            return
+        (part,) = message.parts
+        if part.table not in self.by_table:
+            expected = f"a dense table of this shard: {', '.join(self.by_table)}"
+            raise BadInput(subject, expected=expected, got=part.table)
+        for field in ("tokens", "window"):
             if getattr(message, field) < 1:
                 raise BadInput(f"{subject}: {field}", expected="at least 1", got=0)
+        if weigh(message) > MAX_WEIGHT:
+            expected = f"tokens^2 / window of at most {MAX_WEIGHT:g}"
+            raise BadInput(subject, expected=expected, got=f"{weigh(message):g}")
 
     def is_late(self, message: Push) -> bool:
         """Return whether a report is from weights that a merge has replaced, or a second one."""
@@ -87,7 +99,7 @@ class ReportTracker:
             reports.sitting.remove(message.worker)
         reports.weight += weigh(message)
         # The exchange is not subtracted: a worker measures it only when it looks for answers, after
-        # its steps, and goes on without the answer if that comes too late.
+        # its steps, and takes further steps if the answer comes too late.
         spare_s = self._quorum.overlap * message.compute_s / max(1, message.steps)
         # These times are for the records and not checked: one that is no time leaves no grace.
         spare_s = spare_s if isfinite(spare_s) and spare_s > 0 else 0.0
@@ -95,7 +107,7 @@ class ReportTracker:
         self._ends[part.table] = min(ends, self._ends.get(part.table, ends))
 
     def close(self, table: str, version: int) -> Reports:
-        """The reports on a table, which are merged into `version`; later ones open anew.
+        """The reports on a table, which are merged into `version`; the next one opens a round.
 
         If all workers sit the round out, there are none, and no version is made.
         """
@@ -106,12 +118,16 @@ class ReportTracker:
             self._opened_before[table] = self._opened.pop(table)
         return merged
 
-    def measure_delay(self, table: str, now: float) -> float:
-        """The seconds since the first report that was merged last; 0 if not known.
+    def measure_delay(self, message: Push, now: float) -> float:
+        """The seconds since the first of the reports that were merged without a late one.
 
-        It tells a late worker how much earlier it has to report. No state depends on it.
+        They say how much earlier its worker has to report; no state depends on them. 0 if they are
+        not known, or if it is the worker's second report in the open round.
         """
-        return max(0.0, now - self._opened_before.get(table, now))
+        (part,) = message.parts
+        if message.worker in self.by_table[part.table].workers:
+            return 0.0
+        return max(0.0, now - self._opened_before.get(part.table, now))
 
     def awaits(self, worker: str, asks: Iterable[AskedPart]) -> bool:
         """Return whether a worker asks for a table whose round it takes part in or sits out."""

@@ -41,6 +41,7 @@ from shards.messages import (
     Pull,
     Push,
     Quiesce,
+    Quiesced,
     Read,
     Registered,
     Renew,
@@ -167,8 +168,8 @@ class Shard:
         Exports with no further requests are dropped here: no answer depends on when that happens.
 
         A quiesce may end by itself after the last lease has run out. No message then
-        triggers the buffered pushes; calling `expire` with an empty list applies them. The same
-        for reports whose grace has ended.
+        triggers the buffered pushes; calling `expire` with an empty list applies them, and merges
+        reports whose grace has ended.
         """
         self._admin.exports.expire(now)
         silent = self.ledger.silent(now)
@@ -219,8 +220,10 @@ class Shard:
                 changed = isinstance(answer, SettingsInForce) and answer.changed
                 return [Outgoing(sender, answer), *(self.workers.open(now) if changed else ())]
             case Quiesce() if message.apply_buffer:
-                held = Outgoing(sender, *self._admin.answer(sender, message, frames, now))
-                return [held, *self.workers.open(now)]  # for those who wait for a merge
+                held, cut = self._admin.answer(sender, message, frames, now)
+                # For those who wait for a merge. Refused it is not logged, and must open nothing.
+                obeyed = isinstance(held, Quiesced) and not held.busy_s
+                return [Outgoing(sender, held, cut), *(self.workers.open(now) if obeyed else ())]
             case _:
                 return [Outgoing(sender, *self._admin.answer(sender, message, frames, now))]
 

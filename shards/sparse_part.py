@@ -130,16 +130,16 @@ class SparsePart:
         return []
 
     def collect(self, gradient: RowGradient, factor: float) -> NoReturn:
-        raise AssertionError("a strategy with a buffer is refused for rows (spec.py)")
+        raise AssertionError("a strategy with a buffer is refused for rows (aggregation.py)")
 
     def take_buffer(self, size: int) -> NoReturn:
-        raise AssertionError("a strategy with a buffer is refused for rows (spec.py)")
+        raise AssertionError("a strategy with a buffer is refused for rows (aggregation.py)")
 
     def collect_report(self, report: object, weight: float, norms: dict[str, float]) -> NoReturn:
-        raise AssertionError("a strategy with a quorum is refused for rows (spec.py)")
+        raise AssertionError("a strategy with a quorum is refused for rows (aggregation.py)")
 
     def take_reports(self, weight: float, norms: Mapping[str, float]) -> NoReturn:
-        raise AssertionError("a strategy with a quorum is refused for rows (spec.py)")
+        raise AssertionError("a strategy with a quorum is refused for rows (aggregation.py)")
 
     def keep(self, weights: Floats, out: Floats) -> None:
         """Rows are in no version's array."""

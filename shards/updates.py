@@ -312,7 +312,7 @@ class Updates:
             applied = self._record_push(
                 arrived, arrived.norm, before, rates, 0.0, now, dropped=True
             )
-            return structs.replace(applied, late_s=self.reports.measure_delay(table, now))
+            return structs.replace(applied, late_s=self.reports.measure_delay(message, now))
         self.reports.record(message, now)
         norms = self.reports.by_table[table].norms
         self._parameters.collect_report(table, report, weigh(message), norms)

@@ -333,9 +333,9 @@ class WorkerRequests:
             origin = message.request, self._spec.shard, self._boot
             ack = Ack(*origin, message.seq, self._parameters.version, staleness=0, duplicate=True)
             return [Outgoing(sender, ack), *self.open(now)]
-        # After the duplicates: what was applied before the quarantine is still acknowledged.
         if self._updates.merges_reports:
             self._updates.reports.check(message)
+        # After the duplicates: what was applied before the quarantine is still acknowledged.
         if refused := self._ledger.entries[message.worker].refused:
             self._guard.check(message.worker, refused)
         run.append(push_checks.examine(sender, message, frames, self._parameters, self._spec.shard))

@@ -218,10 +218,8 @@ class PayloadEncoder:
         ids = {name: gradients[name].ids for name in self._sparse if name in gradients}
         return row_requests.split(self._layout, self._map, ids)
 
-    def split_gather(self, gather: Gather | None) -> tuple[SplitIds, ...]:
+    def split_gather(self, gather: Gather) -> tuple[SplitIds, ...]:
         """The ids to read, split over the shards; raises BadInput."""
-        if gather is None:
-            return ()
         return row_requests.split(self._layout, self._map, gather.ids)
 
     def _check_rows(self, part: SplitIds, rows: Floats, seq: int) -> None:

@@ -141,7 +141,7 @@ class Session:
         Several pulls may be in flight; each is answered under its own request number. Raises
         BadInput for more rows than a message holds.
         """
-        rows = self.encoder.split_gather(gather)
+        rows = () if gather is None else self.encoder.split_gather(gather)
         if self._registration.follows:
             self._registration.reads_at(clock)
         names = self._tables if tables is None else tables

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cupy_kernels.ops.updates import cpu as update_loops
+from cupy_kernels.ops.updates.heloco import Correction
 from shards.errors import BadInput
 from shards.rules import Decay, Floats, HeLoCo
 from shards.tables import DenseTable, KeyRange, TensorSpec, segments
@@ -147,3 +148,8 @@ def test_a_senseless_constant_is_refused(field: str) -> None:
     if field in ("c_ok", "beta_max"):
         with pytest.raises(BadInput, match=rf"{field}: expected \[0, 1\], got 2$"):
             HeLoCo(**{field: 2.0})
+
+
+def test_a_momentum_of_denormals_has_no_direction() -> None:
+    """Its share would overflow, and infinity times zero is NaN in the weights."""
+    assert Correction(0.5, 1.0, 0.5, 1.0, 1.0).shares(1.0, 0.0, 1e-84) == (1.0, 0.0)

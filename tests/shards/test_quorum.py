@@ -366,3 +366,16 @@ def test_a_quorum_takes_no_limit_on_staleness_and_no_rows() -> None:
         ServerHalf(merge=Quorum(), stale=StaleLimit(1))
     with pytest.raises(BadInput, match="table users: expected a strategy that works with rows"):
         ServerHalf(merge=Quorum()).check_rows("users")
+
+
+def test_extreme_reports_make_no_nan() -> None:
+    """A weight that would overflow is refused; a tensor that hardly moved has no direction."""
+    talk = fragments(Quorum(1, average=Average.RADIAL), "a")
+    ((_, refusal),) = report(talk, "a", 1, flat(FIRST, 1), tokens=2**32, window=1)
+    assert isinstance(refusal, Refusal)
+    assert "expected tokens^2 / window of at most 1e+15" in refusal.text
+    values = flat(FIRST, 1, 1e-25)
+    values[0] = 1e-22
+    assert not ack_of(report(talk, "a", 1, values, tokens=2**20)).dropped
+    assert talk.shard.version == 1
+    assert np.isfinite(weights(talk)).all()

@@ -1,6 +1,7 @@
 """The base of the strategies that exchange a model in fragments, each at its own time.
 
-A fragment is a dense table. A worker steps on weights of its own and never waits for an exchange:
+A fragment is a dense table. A worker steps on weights of its own, and waits for an exchange only if
+the next one of the same fragment comes before its end:
 
     after step s, if (s + 1) % h == p * h // P:   push D = anchor - x of fragment p, request it
     `overlap` steps later, or when it has come:   anchor = new;  x = alpha * x + (1 - alpha) * new

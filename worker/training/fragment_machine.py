@@ -87,7 +87,7 @@ class FragmentMachine(StepMachine):
             if not rows.rows:
                 break
             due = fragment_after(step + self._ahead_by, period, len(names))
-            yield from self._receive(due, step)
+            yield from self._receive(due, step, period)
             assert self.local is not None
             computed = yield ComputeGradient(self.local.weights, step)
             if computed is None:
@@ -104,7 +104,7 @@ class FragmentMachine(StepMachine):
                 yield from self._report(due, requests=True)
         yield from self._report_rest()
 
-    def _receive(self, due: int | None, step: int) -> Wants:
+    def _receive(self, due: int | None, step: int, period: int) -> Wants:
         """Take the fragments that have come, and wait for the one that is exchanged after the step.
 
         At first they all come with one pull.
@@ -126,8 +126,8 @@ class FragmentMachine(StepMachine):
                 self._mix(number, taken, strategy.alpha)
                 # The reports under way when the exchanges move are as late as this one.
                 if taken.late and step >= self._moved_at:
-                    self._ahead_by += min(taken.late, strategy.h - 1)
-                    self._moved_at = step + strategy.h
+                    self._ahead_by += min(taken.late, period - 1)
+                    self._moved_at = step + period
 
     def _begin(self, pulled: WeightsPulled) -> None:
         """Start from these weights, with what was kept of an earlier state."""

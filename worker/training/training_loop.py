@@ -8,6 +8,7 @@ plain process.
 import time
 from collections.abc import Iterator
 from itertools import islice
+from math import ceil
 
 import msgspec
 import numpy as np
@@ -154,7 +155,7 @@ class ClientDriver:
     def _take_late_steps(self) -> int:
         """The steps by which the last late report should have come earlier; then 0."""
         late_s, self.client.late_s = self.client.late_s, 0.0
-        return round(late_s / self._step_s) if late_s else 0
+        return ceil(late_s / self._step_s) if late_s else 0
 
     def _report(self, want: machine.PushReport) -> None:
         now = time.monotonic()

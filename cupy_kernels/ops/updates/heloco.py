@@ -17,6 +17,9 @@ from cupy_kernels.backends import as_host
 from cupy_kernels.ops.updates.cpu import add_decay
 from cupy_kernels.types import BLOCK, Array
 
+_LEAST = 2.0**-63
+"""The shortest length that has a direction: the ratio of any two longer ones is a float32."""
+
 
 class Correction(NamedTuple):
     """The constants of the correction, by the paper's names."""
@@ -29,7 +32,9 @@ class Correction(NamedTuple):
 
     def shares(self, dd: float, dm: float, mm: float) -> tuple[float, float]:
         """The shares of D and of m in G, from the products D.D, D.m and m.m of a tensor."""
-        if not (dd > 0 and mm > 0):  # without a direction of both there is no angle
+        # Without a direction of both there is no angle. One of denormals counts as none: its share
+        # would overflow in float32.
+        if sqrt(min(dd, mm)) < _LEAST:
             return 1.0, 0.0
         length, ratio = sqrt(dd), sqrt(dd) / sqrt(mm)
         cosine = dm / length / sqrt(mm)
