@@ -160,9 +160,7 @@ class Quorum(_Merging, frozen=True, tag="quorum"):
             if field == "overlap" or value is not None:
                 value = argument_checks.whole(f"quorum: {field}", value, 1)
             structs.force_setattr(self, field, value)
-        grace = argument_checks.number("quorum: grace", self.grace, expected="[0, 1]")
-        if not 0 <= grace <= 1:
-            raise argument_checks.wrong("quorum: grace", "[0, 1]", self.grace)
+        grace = argument_checks.number_to_1("quorum: grace", self.grace)
         structs.force_setattr(self, "grace", grace)
         average = argument_checks.choice("quorum: average", self.average, Average)
         structs.force_setattr(self, "average", average)

@@ -109,6 +109,11 @@ def number_from_0(argument: str, value: object, most: float = LARGEST) -> float:
     return plain
 
 
+def number_to_1(argument: str, value: object) -> float:
+    """A number of at least 0 and at most 1."""
+    return number_from_0(argument, value, 1.0)
+
+
 def loss(argument: str, value: object) -> float:
     """A loss: any number, NaN and infinity included, because it is a measurement."""
     return _real(argument, value, "a number")

@@ -39,7 +39,7 @@ from shards.rules import SGD, Decay
 from shards.run_plans import cover_gaps
 from shards.shard_state import WEIGHTS, Arrays, past_names
 from shards.spec import ShardSpec, TableSpec
-from shards.tables import DenseTable, RateRun, Section, segments, trained_tensors
+from shards.tables import DenseTable, RateRun, Section, segments, tensor_parts
 from shards.wire_format import Buffer
 
 Floats = NDArray[np.float32]
@@ -76,7 +76,7 @@ class DensePart:
         self._spare: list[Floats] = []  # the second set of slots, once the first has been read
         self._moved = 0  # floats of each slot that are already copied to the second set
         self._segments = segments(table, section.keys)
-        self._tensors = trained_tensors(table, section.keys)
+        self._tensors = tensor_parts(table, section.keys)
         ends = [0, *(part.stop for part in self._tensors.values())]
         starts = [*(part.start for part in self._tensors.values()), self.size]
         self._untrained = [slice(*gap) for gap in zip(ends, starts, strict=True) if gap[0] < gap[1]]

@@ -221,7 +221,7 @@ class Shard:
                 return [Outgoing(sender, answer), *(self.workers.open(now) if changed else ())]
             case Quiesce() if message.apply_buffer:
                 held, cut = self._admin.answer(sender, message, frames, now)
-                # For those who wait for a merge. Refused it is not logged, and must open nothing.
+                # Workers may wait for the merge. A refused request is not logged: it opens nothing.
                 obeyed = isinstance(held, Quiesced) and not held.busy_s
                 return [Outgoing(sender, held, cut), *(self.workers.open(now) if obeyed else ())]
             case _:

@@ -112,7 +112,7 @@ def cut_tables(tables: Sequence[TableSpec], merge: Merge, shards: int, epoch: in
 
 
 def _whole_tensors_for(tables: Sequence[TableSpec], merge: Merge) -> str | None:
-    """What needs each tensor whole at one shard: an update rule or an average; or None."""
+    """The update rule or average that needs each tensor whole at one shard; None without any."""
     if isinstance(merge, Quorum) and merge.average is Average.RADIAL:
         return f"the {merge.average} average"
     rules = [spec.rule for spec in tables if not spec.is_sparse and spec.rule.whole_tensors]

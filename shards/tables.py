@@ -20,7 +20,7 @@ The map's epoch rises when it changes, and pushes and pulls name the epoch of th
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import ceil, prod, sqrt
 
@@ -459,23 +459,27 @@ def _cut_unit(size: int, shards: int) -> int:
 
 def segments(table: DenseTable, keys: KeyRange) -> tuple["RateRun", ...]:
     """The parts of tensors within `keys`, with bounds relative to the start of `keys`."""
-    runs = []
+    return tuple(
+        RateRun(low, high, tensor.lr_mult, tensor.decay_mult, tensor.buffer)
+        for tensor, low, high in _tensors_within(table, keys)
+    )
+
+
+def tensor_parts(table: DenseTable, keys: KeyRange) -> dict[str, slice]:
+    """The part within `keys` of each tensor that is no buffer, from the start of `keys`."""
+    return {
+        tensor.name: slice(low, high)
+        for tensor, low, high in _tensors_within(table, keys)
+        if not tensor.buffer
+    }
+
+
+def _tensors_within(table: DenseTable, keys: KeyRange) -> Iterator[tuple[TensorSpec, int, int]]:
+    """Each tensor with a part within `keys`, and the bounds of that part, from their start."""
     for tensor, start in zip(table.tensors, table.offsets, strict=True):
         low, high = max(start, keys.start), min(start + tensor.size, keys.stop)
         if low < high:
-            bounds = low - keys.start, high - keys.start
-            runs.append(RateRun(*bounds, tensor.lr_mult, tensor.decay_mult, tensor.buffer))
-    return tuple(runs)
-
-
-def trained_tensors(table: DenseTable, keys: KeyRange) -> dict[str, slice]:
-    """The part within `keys` of each tensor that is no buffer, from the start of `keys`."""
-    parts = {}
-    for tensor, start in zip(table.tensors, table.offsets, strict=True):
-        low, high = max(start, keys.start), min(start + tensor.size, keys.stop)
-        if low < high and not tensor.buffer:
-            parts[tensor.name] = slice(low - keys.start, high - keys.start)
-    return parts
+            yield tensor, low - keys.start, high - keys.start
 
 
 class RateRun(msgspec.Struct, frozen=True):

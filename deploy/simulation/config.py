@@ -12,7 +12,7 @@ from shards.rules import ROW_RULES, RULES
 FIRST, SECOND = "sim", "more"
 """The names of the tables."""
 
-LONGEST_S = 0.1  # the longest step that a worker tells the shards of: their grace is short
+LONGEST_S = 0.1  # the longest step that a worker reports; so any grace is short
 
 
 class SimulationConfig(

@@ -41,7 +41,7 @@ _BUFFERS = "4096 131072 67108864"
 _AHEAD = 32  # steps that are requested early
 _WARM_S = 5.0  # in which TCP finds its window
 _ROW_BYTES = 8 + 4 * DIM  # of a push: its id and its gradient
-_LINK_ROWS = 200_000  # a line carries each round's table anew
+_LINK_ROWS = 200_000  # a line carries the table once in each round
 
 
 class Conditions(NamedTuple):

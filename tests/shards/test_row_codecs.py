@@ -83,3 +83,4 @@ def test_kinds_that_are_compiled_in_advance() -> None:
     for pushed in PUSHED:
         for pulled in row_codecs.PULLED:
             row_codecs.prepare(pushed, pulled)
+        assert decode("", pushed, encoded(pushed, ROWS), 3, 3).shape == ROWS.shape

@@ -210,7 +210,7 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True, meta
     takes_optimizer: ClassVar[bool] = False
     """Whether its local steps are those of a rule, which an optimiser can take the place of."""
     fragmented: ClassVar[bool] = False
-    """Whether each dense table is pushed and pulled by itself, so that there may be several."""
+    """True if each dense table is pushed and pulled by itself, so that there may be several."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """The slots that outlive a push, which a worker loses when it is restarted."""
 

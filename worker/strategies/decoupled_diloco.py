@@ -6,10 +6,11 @@ before a worker needs the merged fragment; a later one is dropped, and its worke
 
 from typing import Self
 
+from shards import argument_checks
 from shards.aggregation import Quorum
 from shards.errors import BadInput
 from worker.strategies.base import at_least, check_options
-from worker.strategies.fragments import EMBEDDINGS, Fragments, closed_share
+from worker.strategies.fragments import EMBEDDINGS, Fragments
 
 
 class DecoupledDiLoCo(Fragments, frozen=True, tag="decoupled_diloco", kw_only=True):
@@ -25,7 +26,7 @@ class DecoupledDiLoCo(Fragments, frozen=True, tag="decoupled_diloco", kw_only=Tr
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_options(self, k=at_least(1), grace=closed_share)
+        check_options(self, k=at_least(1), grace=argument_checks.number_to_1)
 
     def for_workers(self, workers: int) -> Self:
         if self.k > workers:

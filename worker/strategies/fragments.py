@@ -43,7 +43,9 @@ class Fragments(PacedWindows, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_options(self, overlap=at_least(1), alpha=closed_share, average=_average)
+        check_options(
+            self, overlap=at_least(1), alpha=argument_checks.number_to_1, average=_average
+        )
         if self.overlap >= self.h:
             raise BadInput(
                 f"strategy {self.name}: overlap",
@@ -89,13 +91,6 @@ def fragment_after(step: int, period: int, fragments: int) -> int | None:
         if (step + 1) % period == fragment * period // fragments:
             return fragment
     return None
-
-
-def closed_share(label: str, value: object) -> float:
-    number = argument_checks.number(label, value, expected="[0, 1]")
-    if not 0 <= number <= 1:
-        raise argument_checks.wrong(label, "[0, 1]", value)
-    return number
 
 
 def _average(label: str, value: object) -> Average:

@@ -10,10 +10,8 @@ opposes it. With the result G (shards/rules.py has the formula)
 No shard may cut a tensor, so a job has at most as many shards as tensors.
 """
 
-from functools import partial
-
 from shards.aggregation import EACH, ServerHalf
-from shards.argument_checks import number_from_0
+from shards.argument_checks import number_from_0, number_to_1
 from shards.rules import HeLoCo
 from worker.strategies.base import check_options
 from worker.strategies.outer_momentum import ScaledWindows
@@ -34,8 +32,7 @@ class AsyncHeLoCo(ScaledWindows, frozen=True, tag="heloco", kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        up_to_1 = partial(number_from_0, most=1)
-        check_options(self, c_ok=up_to_1, beta_max=up_to_1)
+        check_options(self, c_ok=number_to_1, beta_max=number_to_1)
         check_options(self, k_s=number_from_0, k_d=number_from_0, kappa=number_from_0)
 
     def server(self, workers: int) -> ServerHalf:
