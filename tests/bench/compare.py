@@ -1,9 +1,10 @@
-"""A benchmark at an earlier commit and at the present one, in turn: two columns and their ratio.
+"""Benchmarks at an earlier commit and at the present one, in turn: two columns and their ratio.
 
-    python -m tests.bench.compare e339319 small --rounds 5 -- --floats 1000000
+    python -m tests.bench.compare e339319 small datapath --rounds 5
+    python -m tests.bench.compare e339319 small -- --floats 1000000
 
 Both run in fresh clones with this interpreter and its packages, so only this project's own code
-differs. What follows `--` is passed to the benchmark, and must be known at both commits. A round
+differs. What follows `--` is passed to each benchmark, and must be known at both commits. A round
 runs each once, in alternating order. A figure is every number that the benchmark writes to
 runs/bench/; medians over the rounds are printed, and the median of the ratios within a round.
 """
@@ -49,15 +50,16 @@ def figures_of(folder: Path) -> Figures:
     return {name: statistics.median(numbers) for name, numbers in found.items()}
 
 
-def measure(tree: Path, bench: str, arguments: Sequence[str]) -> Figures:
-    """Run a benchmark of the clone `tree`; raises CalledProcessError where it fails."""
-    subprocess.run(
-        [sys.executable, f"tests/bench/bench_{bench.replace('-', '_')}.py", *arguments],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+def measure(tree: Path, benches: Sequence[str], arguments: Sequence[str]) -> Figures:
+    """Run benchmarks of the clone `tree`; raises CalledProcessError where one fails."""
+    for bench in benches:
+        subprocess.run(
+            [sys.executable, f"tests/bench/bench_{bench.replace('-', '_')}.py", *arguments],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": str(tree)},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
     return figures_of(tree / "runs" / "bench")
 
 
@@ -77,7 +79,7 @@ def table(before: Sequence[Figures], after: Sequence[Figures]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("base", help="the commit of the first column")
-    parser.add_argument("bench", help="as `python -m tests.bench` lists it: small")
+    parser.add_argument("benches", nargs="+", help="as `python -m tests.bench` lists them: small")
     parser.add_argument("--rounds", type=int, default=3)
     # argparse does not take what follows `--` after an option.
     own = sys.argv[1:]
@@ -85,15 +87,15 @@ def main() -> None:
     if "--" in own:
         own, arguments = own[: own.index("--")], own[own.index("--") + 1 :]
     given = parser.parse_args(own)
-    found: dict[str, list[Figures]] = {given.base: [], "HEAD": []}
+    measured: dict[str, list[Figures]] = {given.base: [], "HEAD": []}
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
-        trees = {commit: Path(folder) / f"{number}" for number, commit in enumerate(found)}
+        trees = {commit: Path(folder) / f"{number}" for number, commit in enumerate(measured)}
         for commit, tree in trees.items():
             fresh_clone(commit, tree)
         for number in range(given.rounds):
             for commit in list(trees)[:: 1 if number % 2 else -1]:
-                found[commit].append(measure(trees[commit], given.bench, arguments))
-    print("\n".join(table(*found.values())))
+                measured[commit].append(measure(trees[commit], given.benches, arguments))
+    print("\n".join(table(*measured.values())))
 
 
 if __name__ == "__main__":
