@@ -27,6 +27,7 @@ from worker.caffe.phases import Phase
 from worker.caffe.solver import Solver
 from worker.data.column_values import as_numbers
 from worker.data.columns import ColumnKind, ColumnSpec
+from worker.torch.model_tensors import lazy_names
 from worker.training.context import Context
 
 Floats = NDArray[np.float32]
@@ -205,7 +206,7 @@ class TorchNet:
     def __init__(self, name: str, module: Any, inputs: Mapping[str, tuple[int, ...]]) -> None:
         self._name = name
         self._module = module
-        if inputs and worker.torch.lazy_names(module):
+        if inputs and lazy_names(module):
             zeros = {
                 input_name: np.zeros((2, *shape), np.float32)
                 for input_name, shape in inputs.items()
