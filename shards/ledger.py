@@ -55,7 +55,8 @@ class LedgerEntry(msgspec.Struct):
     whether this incarnation has ever counted at the gate; `loss` is the last finite loss it
     reported; `refused` counts the gradients of all its incarnations that the guard has refused
     (gradient_guard.py). `acknowledged` is the last push that every shard had acknowledged to it
-    when it sent push `seq`. `unheard`: the shard was rolled back to a saved state in which the
+    when it sent push `seq`; `dropped` are later ones that this shard has dropped, as each further
+    acknowledgement of them says. `unheard`: the shard was rolled back to a saved state in which the
     worker is active, and the worker has not joined since.
     """
 
@@ -71,6 +72,7 @@ class LedgerEntry(msgspec.Struct):
     refused: Count = 0
     acknowledged: Count = 0
     unheard: bool = False
+    dropped: tuple[Count, ...] = ()
 
 
 class Ledger(msgspec.Struct):
@@ -153,6 +155,7 @@ class Ledger(msgspec.Struct):
         for entry in self.entries.values():
             entry.standing = Standing.LEFT
             entry.refused = entry.acknowledged = 0
+            entry.dropped = ()
 
     def silent(self, now: float) -> list[str]:
         """Workers with a lease that has run out, which `expire` has yet to mark."""
@@ -282,12 +285,26 @@ class Ledger(msgspec.Struct):
         return Verdict.APPLY if seq == expected else Verdict.DUPLICATE
 
     def record(
-        self, worker: str, seq: int, clock: int, step: int, loss: float, acknowledged: int = 0
+        self,
+        worker: str,
+        seq: int,
+        clock: int,
+        step: int,
+        loss: float,
+        acknowledged: int = 0,
+        *,
+        dropped: bool = False,
     ) -> int:
-        """Record that push `seq` has been applied; returns the clock gap."""
+        """Record that push `seq` has been applied or `dropped`; returns the clock gap."""
         entry = self.entries[worker]
         assert seq == entry.seq + 1, "judged before it is recorded"
         entry.seq, entry.step, entry.acknowledged = seq, step, acknowledged
+        if dropped or entry.dropped:
+            # Those that every shard has acknowledged are not repeated any more. The second limit is
+            # for a worker that reports no acknowledgements: it must not fill the memory.
+            least = max(acknowledged, seq - MAX_IN_FLIGHT)
+            later = (number for number in entry.dropped if number > least)
+            entry.dropped = (*later, seq) if dropped else (*later,)
         if isfinite(loss):  # a snapshot is JSON, which has no infinity
             entry.loss = loss
         # Never lower: `join` may have set it above the worker's own.

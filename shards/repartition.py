@@ -252,6 +252,7 @@ def _furthest(entries: Iterable[LedgerEntry]) -> LedgerEntry:
         clock=max(newest.clock, furthest.clock),
         refused=max(entry.refused for entry in known),
         acknowledged=max(entry.acknowledged for entry in known),
+        dropped=tuple(sorted({seq for entry in known for seq in entry.dropped})),
     )
 
 

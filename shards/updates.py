@@ -388,6 +388,7 @@ class Updates:
             message.step,
             message.loss,
             message.acknowledged,
+            dropped=dropped,
         )
         self.steps += message.steps
         self.samples += 0 if dropped else message.samples

@@ -330,8 +330,17 @@ class WorkerRequests:
             self._part.metrics.count_duplicate(message.worker)
             # The push was applied, so its steps are done: a retried worker's clock catches up.
             self._ledger.advance(message.worker, message.clock)
-            origin = message.request, self._spec.shard, self._boot
-            ack = Ack(*origin, message.seq, self._parameters.version, staleness=0, duplicate=True)
+            dropped = message.seq in self._ledger.entries[message.worker].dropped
+            ack = Ack(
+                message.request,
+                self._spec.shard,
+                self._boot,
+                message.seq,
+                self._parameters.version,
+                staleness=0,
+                duplicate=True,
+                dropped=dropped,
+            )
             return [Outgoing(sender, ack), *self.open(now)]
         if self._updates.merges_reports:
             self._updates.reports.check(message)

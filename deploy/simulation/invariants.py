@@ -45,6 +45,7 @@ class Promise(StrEnum):
     """The promises of the system; a violation names the one that is broken."""
 
     EXACTLY_ONCE = "an acknowledged push is applied, exactly once"
+    NAMED = "an acknowledged push is named as dropped if it was, and only then"
     ONE_PUSH = "what all shards hold under one number of a worker comes from one push"
     DURABLE = "every copy that may be promoted holds every acknowledged push"
     ORDER = "the pushes, clocks and incarnations of a worker are in order"

@@ -350,6 +350,15 @@ class ShardHost:
                 f" and applied {last_seq}",
             )
 
+    def drops(self, worker: str, seq: int) -> bool:
+        """Return whether push `seq` of `worker` is in the records as dropped."""
+        setting = self._world.setting
+        if not (setting.merge == "quorum" or setting.backups or setting.stale_drop):
+            return False
+        rows = np.concatenate([*map(self._earlier, self.blocks), self.serving[0].records()])
+        pushes = rows[(rows["worker"] == worker.encode()) & (rows["seq"] == seq)]
+        return bool(pushes["dropped"].any())
+
     def check_durable(self, when: str) -> None:
         """Check that each process that may be promoted holds every acknowledged push."""
         for process in self.promotable:

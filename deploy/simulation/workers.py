@@ -158,6 +158,7 @@ class SimulatedWorker(SimulatedProcess):
             case Pushed():
                 for host in self.hosts:
                     host.check_applied(self.name, event.seq)
+                self._check_named(event)
             case Departed():
                 self.departed = True
                 self._world.note_departure(self)
@@ -175,6 +176,16 @@ class SimulatedWorker(SimulatedProcess):
                 Promise.EXACTLY_ONCE,
                 f"{self} begins after push {ready.seq}, and a shard has pushes up to {least}, where"
                 f" all had acknowledged {known}",
+            )
+
+    def _check_named(self, pushed: Pushed) -> None:
+        """Check that a push is acknowledged as dropped if a shard has dropped it, and only then."""
+        dropped = [host.number for host in self.hosts if host.drops(self.name, pushed.seq)]
+        if bool(dropped) != bool(pushed.dropped):
+            raise Violation(
+                Promise.NAMED,
+                f"{self} has acks of push {pushed.seq}, {pushed.dropped} of them as dropped, and"
+                f" shards {dropped} have dropped it",
             )
 
     def _check_pulled(self, pulled: Pulled) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
 from shards.dense_part import DensePart
+from shards.ledger import Ledger
 from shards.messages import Push
 from shards.reports import ReportTracker
 from shards.updates import Updates
@@ -61,3 +62,12 @@ def a_recovered_shard_forgets_open_reports(patch: Patch) -> None:
 
     original = Updates.restore_reports
     patch.setattr(Updates, "restore_reports", restore_reports)
+
+
+@MUTANTS.add(ClusterConfig.REPLICATED, Promise.NAMED, seed=401)
+def a_repeated_acknowledgement_names_no_dropped_push(patch: Patch) -> None:
+    def record(self: Ledger, *args: Any, dropped: bool = False) -> int:
+        return original(self, *args)
+
+    original = Ledger.record
+    patch.setattr(Ledger, "record", record)

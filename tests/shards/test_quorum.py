@@ -254,6 +254,25 @@ def test_a_late_report_is_dropped_by_name() -> None:
     assert (status.dropped, talk.shard.ledger.entries["b"].seq) == (1, 2)
 
 
+def test_a_repeated_late_report_is_named_as_dropped_again() -> None:
+    """The first answer may have been lost with the shard that gave it; so a state has it, too. Once
+    all shards have acknowledged the report, nobody repeats it and nothing is kept."""
+    talk = fragments(Quorum(1, grace=0), "a", "b")
+    report(talk, "a", 1, flat(FIRST, 1))
+    talk.tick(0.5)
+    report(talk, "b", 1, flat(FIRST, 2), read_version=0)
+    report(talk, "b", 2, flat(SECOND, 3), table="second")
+    later = fragments(Quorum(1, grace=0))
+    frames = shard_state.encode(talk.shard.copy())
+    later.shard.restore(shard_state.decode(as_bytes(frames))[0])
+    for shard in (talk, later):
+        for seq, dropped in ((1, True), (2, False)):
+            ack = ack_of(report(shard, "b", seq, flat(FIRST, 2), read_version=0))
+            assert (ack.duplicate, ack.dropped) == (True, dropped)
+    report(talk, "b", 3, flat(FIRST, 2), acknowledged=2)
+    assert talk.shard.ledger.entries["b"].dropped == ()
+
+
 def test_a_second_report_from_the_same_weights_is_late() -> None:
     """It holds what the first one told: counted twice, the worker would move the fragment twice."""
     talk = fragments(Quorum(None), "a", "b")
