@@ -145,7 +145,7 @@ class Quorum(_Merging, frozen=True, tag="quorum"):
     Reports are averaged as `average` says, those on the tables in `mean_tables` by the mean.
 
     A report from weights that another merge has replaced is late: it is acknowledged as dropped.
-    Raises BadInput for a `size` or `overlap` below 1, and for a `grace` outside [0, 1].
+    Raises BadInput for a `size` below 1, an `overlap` below 0, and a `grace` outside [0, 1].
     """
 
     size: int | None = 1
@@ -155,11 +155,10 @@ class Quorum(_Merging, frozen=True, tag="quorum"):
     mean_tables: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in ("size", "overlap"):
-            value = getattr(self, field)
-            if field == "overlap" or value is not None:
-                value = argument_checks.whole(f"quorum: {field}", value, 1)
-            structs.force_setattr(self, field, value)
+        if self.size is not None:
+            structs.force_setattr(self, "size", argument_checks.whole("quorum: size", self.size, 1))
+        overlap = argument_checks.whole("quorum: overlap", self.overlap, 0)
+        structs.force_setattr(self, "overlap", overlap)
         grace = argument_checks.number_to_1("quorum: grace", self.grace)
         structs.force_setattr(self, "grace", grace)
         average = argument_checks.choice("quorum: average", self.average, Average)

@@ -15,6 +15,8 @@ from worker.strategies.base import Floats
 
 Bytes = NDArray[np.uint8]
 _PAIRS = 5  # of digits
+HELD_OUT = 10_000
+"""The number of training images, the last ones, that a choice of rates is measured on."""
 
 
 class Images(NamedTuple):
@@ -48,6 +50,7 @@ class Mlp:
 
     `tested` images are measured, the first of the test set. A gradient is the mean of `batch`. With
     `own_digits` each of five workers has two digits of its own, and the sixth those of the first.
+    With `held_out` the last 10,000 training images are measured, and not trained with.
     """
 
     worst_error = 90.0
@@ -59,8 +62,10 @@ class Mlp:
         tested: int = 10_000,
         *,
         own_digits: bool = False,
+        held_out: bool = False,
     ) -> None:
         self.batch, self._tested, self._own_digits = batch, tested, own_digits
+        self._held_out = held_out
         self._data = mnist()
         sizes = (784, *hidden, 10)
         self._layers = list(pairwise(sizes))
@@ -87,6 +92,7 @@ class Mlp:
 
     def batches(self, seed: int, worker: int) -> Iterator[Batch]:
         dice, labels = np.random.default_rng((seed, worker, 2)), self._data.labels
+        labels = labels[:-HELD_OUT] if self._held_out else labels
         rows = np.arange(len(labels))
         if self._own_digits:
             rows = np.flatnonzero(labels % _PAIRS == worker % _PAIRS)
@@ -129,9 +135,8 @@ class Mlp:
         if not np.isfinite(weights).all():
             return Measurement(float("nan"), self.worst_error)
         parts = [weights[part].reshape(shape) for part, shape in self._slices]
-        right = self._data.test_labels[: self._tested]
+        x, right = _scale_tests(self._tested, held_out=self._held_out)
         with np.errstate(over="ignore", invalid="ignore"):
-            x = self._test_images
             for number in range(len(self._layers) - 1):
                 x = np.maximum(x @ parts[2 * number] + parts[2 * number + 1], 0)
             scores = (x @ parts[-2] + parts[-1]).astype(np.float64)
@@ -140,11 +145,12 @@ class Mlp:
         wrong = float((scores.argmax(1) != right).mean())
         return Measurement(float(losses.mean()), 100 * wrong)
 
-    @property
-    def _test_images(self) -> Floats:
-        return _scale_tests(self._tested)
-
 
 @cache
-def _scale_tests(count: int) -> Floats:
-    return mnist().test[:count].astype(np.float32) * np.float32(1 / 255)
+def _scale_tests(count: int, *, held_out: bool) -> tuple[Floats, Rows]:
+    """The first images to measure, from 0 to 1, and their labels."""
+    data = mnist()
+    images, labels = data.test, data.test_labels
+    if held_out:
+        images, labels = data.train[-HELD_OUT:], data.labels[-HELD_OUT:]
+    return images[:count].astype(np.float32) * np.float32(1 / 255), labels[:count]

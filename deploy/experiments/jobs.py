@@ -8,8 +8,8 @@ from ps.job_spec import shard_specs
 from shards.aggregation import StaleLimit
 from shards.rules import SGD, Rule
 from shards.schedules import Fixed
-from shards.spec import ShardSpec
-from shards.tables import DenseTable
+from shards.spec import ShardSpec, TableSpec
+from shards.tables import DenseTable, Layout
 from worker.strategies import Strategy
 from worker.training.step_machine import Plan
 
@@ -24,7 +24,8 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     The strategy must have its defaults for this number of workers (`for_workers`). `rule` and
     `rate` hold where the strategy brings none of its own; `bound` is the staleness bound in steps,
-    and `stale` limits the staleness of single pushes. Each worker takes `steps` steps.
+    and `stale` limits the staleness of single pushes. Each worker takes `steps` steps. The table is
+    cut into `fragments` tables (fragment_cut.py).
     """
 
     strategy: Strategy
@@ -35,6 +36,7 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     bound: int | None = None
     stale: StaleLimit | None = None
     steps: int = ENDLESS
+    fragments: int = 1
 
     @property
     def real_bound(self) -> int | None:
@@ -51,16 +53,17 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
             workers=self.cluster.workers,
         )
 
-    def specs(self, table: DenseTable) -> list[ShardSpec]:
-        """The specs of the shards; raises BadInput if the strategy does not allow the bound."""
+    def specs(self, tables: DenseTable | Layout) -> list[ShardSpec]:
+        """The specs of the shards; raises BadInput if the strategy does not allow the bound, or
+        this number of tables."""
+        described = tables.tables if isinstance(tables, Layout) else (tables,)
         self.strategy.check(self.real_bound, prefetch=False)
+        self.strategy.check_fragments(len(described))
         half = structs.replace(self.strategy.server(self.cluster.workers), stale=self.stale)
         rule, rate, _ = half.settings(self.rule, Fixed(base_rate=self.rate), self.plan().decay)
         return shard_specs(
-            table,
+            [TableSpec(table, rule, rate) for table in described],
             shards=self.cluster.shards,
-            rule=rule,
-            schedule=rate,
             bound=self.real_bound,
             workers=self.cluster.workers,
             merge=half,

@@ -25,12 +25,11 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from deploy.experiments.agreement import distance
-from deploy.experiments.cluster import ClusterModel, Link, worker_name
+from deploy.experiments.cluster import Link, worker_name
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.problem import Workload
 from deploy.experiments.training_simulation import CurvePoint, TrainingSimulation, route_of
 from deploy.experiments.trials import Trial
-from deploy.experiments.workloads import workload_of
 from ps.admin_client import AdminClient
 from ps.client import Client
 from ps.cluster import Cluster
@@ -88,7 +87,7 @@ class Comparison(NamedTuple):
 
 def compare(trial: Trial) -> Comparison:
     """Run a trial for real, replay it, and simulate it."""
-    workload = workload_of(trial.workload, trial.batch, trial.tested)
+    workload = trial.problem()
     with threadpool_limits(1):
         run = run_real(trial, workload)
         equal = replay_run(run, workload).tobytes() == run.weights.tobytes()
@@ -105,7 +104,7 @@ def run_real(trial: Trial, workload: Workload) -> RealRun:
     workers = trial.cluster.workers
     if trial.cluster.shards != 1:
         raise BadInput("a real run", expected="1 shard to replay", got=trial.cluster.shards)
-    check_steady(trial.cluster)
+    check_real(trial)
     job = structs.replace(trial.job(), steps=max(1, trial.gradients // workers))
     specs = job.specs(workload.table)
     with local_shards(specs, workload.start(job.seed)) as cluster:
@@ -126,8 +125,11 @@ def run_real(trial: Trial, workload: Workload) -> RealRun:
     return RealRun(job, records, weights, seconds, overruns / (workers * job.steps))
 
 
-def check_steady(cluster: ClusterModel) -> None:
-    """Raise BadInput for a cluster that only the simulator has."""
+def check_real(trial: Trial) -> None:
+    """Raise BadInput for a cluster that only the simulator has, and for fragments."""
+    cluster = trial.cluster
+    if trial.job().strategy.fragmented or trial.fragments > 1:
+        raise BadInput("a real run", expected="a strategy of whole models", got=trial.strategy)
     if cluster.delays:
         raise BadInput("a real run", expected="no delays", got=cluster.delays)
     if not cluster.steady:

@@ -20,10 +20,9 @@ from deploy.experiments.agreement import Agreement, agreement
 from deploy.experiments.cluster import worker_name
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.problem import Workload
-from deploy.experiments.real_runs import Paced, RealRun, check_steady, replay_run
+from deploy.experiments.real_runs import Paced, RealRun, check_real, replay_run
 from deploy.experiments.training_simulation import Course, TrainingSimulation
 from deploy.experiments.trials import Trial
-from deploy.experiments.workloads import workload_of
 from deploy.run.evaluations_csv import EvaluationsFile
 from deploy.run.folder import EVALUATIONS, UPDATES
 from deploy.run.updates_parquet import UpdatesWriter
@@ -85,7 +84,7 @@ def compare_with_spark(
     trial: Trial, session: spark.SparkSession, shards_in: Placement
 ) -> SparkComparison:
     """Run a trial through Spark, and simulate it."""
-    workload = workload_of(trial.workload, trial.batch, trial.tested)
+    workload = trial.problem()
     run = run_with_spark(trial, workload, session, shards_in)
     with threadpool_limits(1):
         gradients = run.job.steps * trial.cluster.workers
@@ -107,7 +106,7 @@ def run_with_spark(
     The session needs a slot for every worker. Raises BadInput for delays, joins, kills, links of
     single workers, and a rule that shards of their own processes do not have.
     """
-    check_steady(trial.cluster)
+    check_real(trial)
     workers = trial.cluster.workers
     if trial.cluster.links:
         raise BadInput("a run through Spark", expected="one link for all workers", got="several")
@@ -185,7 +184,7 @@ class _Recorder:
 
 def _train(trial: Trial, ctx: Context) -> None:
     """Run a task: the trial's worker of its rank."""
-    workload = workload_of(trial.workload, trial.batch, trial.tested)
+    workload = trial.problem()
     job = structs.replace(trial.job(), steps=trial.gradients // trial.cluster.workers)
     worker = Paced(
         job, workload, ctx.worker.client, ctx.rank, lambda: _await_workers(ctx, job.cluster.workers)

@@ -104,6 +104,9 @@ class TimingSimulation:
             raise BadInput("timing: on_stale", expected="wait", got="scale or drop")
         if strategy.warm_up:
             raise BadInput("timing", expected="a strategy without a warm start")
+        if strategy.fragmented:
+            expected = "a strategy of whole models"
+            raise BadInput("timing", expected=expected, got=strategy.name)
         if cancel and (
             cluster.link or cluster.links or strategy.windowed or strategy.fetch_period > 1
         ):

@@ -13,17 +13,18 @@ pushes in flight.
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deploy.experiments.cluster import HEADER_BYTES, Link, WorkerKill, worker_name
+from deploy.experiments.fragment_cut import FragmentCut
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.problem import Batch, Workload
 from deploy.virtual_clock import Clock
-from ps.session.events import Pulled, Ready, Send
+from ps.session.events import Pulled, Pushed, Ready, Send
 from ps.session.flow_control import PushTimes
 from ps.session.session import Session
 from shards.errors import BadInput
@@ -33,6 +34,7 @@ from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.transition_io import Outgoing
 from worker.strategies.base import Floats
 from worker.training import step_machine as machine
+from worker.training.fragment_machine import build_machine
 from worker.training.step_machine import StepMachine
 
 _COLLECTED = 1 << 16  # records that shard 0 keeps until they are collected; it holds twice as many
@@ -83,16 +85,20 @@ class TrainingSimulation:
 
     def __init__(self, job: SimulatedJob, workload: Workload) -> None:
         self.job, self.workload = job, workload
-        self.table = workload.table
-        self.floats = self.table.size  # the table computes it at each call
+        self.cut = FragmentCut(workload.table, job.fragments)
+        self.layout = self.cut.layout
+        self.floats = self.layout.size  # the layout computes it at each call
         self.clock = Clock(job.seed)
-        specs = job.specs(self.table)
+        specs = job.specs(self.layout)
         self.map = specs[0].map
         self.shards = [Shard(spec, boot=1) for spec in specs]
-        start = workload.start(job.seed)
+        self._merges: list[float | None] = [None] * len(specs)  # the next planned tick of each
+        start = self.cut.spread(workload.start(job.seed))
         for shard in self.shards:
-            part = self.map.cut(start, shard.spec.shard)
-            arrays = {array_name(self.table.name, WEIGHTS): part}
+            arrays = {
+                array_name(part.table, WEIGHTS): start[part.start : part.start + len(part.keys)]
+                for part in self.layout.sections(shard.spec.keys)
+            }
             shard.restore(ShardState(SavedProgress(0, 0, 0, Ledger()), arrays))
         self.gradients, self.compute_s = 0, 0.0
         self._records: list[NDArray[np.void]] = []
@@ -136,11 +142,17 @@ class TrainingSimulation:
         return Course(curve, records, self.clock.now, self.gradients, diverged_at, self.compute_s)
 
     def weights(self) -> Floats:
-        """The shards' weights, in an array of its own."""
-        arena = self.table.empty()
+        """The shards' weights as the problem has them, in an array of its own."""
+        arena = self.layout.empty()
         for shard in self.shards:
             self.map.cut(arena, shard.spec.shard)[:] = shard.parameters.weights()
-        return arena
+        return self.cut.gather(arena)
+
+    def gradient(self, weights: Floats, batch: Batch) -> machine.GradientComputed:
+        """The gradient at these weights, of the fragments' arena, and the loss."""
+        gradient = np.empty(self.workload.table.size, np.float32)
+        loss = self.workload.gradient(self.cut.gather(weights), batch, gradient)
+        return machine.GradientComputed(self.cut.spread(gradient), loss)
 
     def advance(self, gradients: int) -> None:
         """Train until this number of gradients has been computed."""
@@ -176,6 +188,20 @@ class TrainingSimulation:
         for send in sends:
             outs += host.handle(route, send.message, send.frames, now)  # type: ignore[arg-type]
         self.answer(shard, outs)
+        self._plan_merge(shard)
+
+    def _plan_merge(self, shard: int) -> None:
+        """Plan the tick that a shard wants for reports that wait, as its driver does."""
+        at = self.shards[shard].next_merge(self.clock.now)
+        if at is not None and at != self._merges[shard]:
+            self._merges[shard] = at
+            self.clock.at(max(at, self.clock.now), self._merge, shard, at)
+
+    def _merge(self, shard: int, planned: float) -> None:
+        if planned == self._merges[shard]:  # otherwise an earlier one has been planned since
+            self._merges[shard] = None
+            self.answer(shard, self.shards[shard].tick(self.clock.now))
+            self._plan_merge(shard)
 
     def answer(self, shard: int, outs: Sequence[Outgoing]) -> None:
         """Send a shard's answers on their way, those to one worker together."""
@@ -207,6 +233,7 @@ class TrainingSimulation:
         if not worker.alive and worker.session.incarnation == incarnation:
             for shard, host in enumerate(self.shards):
                 self.answer(shard, host.expire([worker.name], self.clock.now))
+                self._plan_merge(shard)
 
     def _return(self, number: int) -> None:
         worker = self.workers[number] = SimulatedTrainee(self, number, self.workers[number])
@@ -263,14 +290,16 @@ class SimulatedTrainee:
         self._batch: Batch | None = None
         self._wants = self.machine.wants()
         self._asked: int | None = None  # the request for the weights that the machine waits for
+        self._fragments = RequestedFragments()
         self._outbox: list[Send] = []
-        self._waited_s = 0.0  # at the gate, since the last push
+        # Since the last push: the time at the gate, or for a fragment, and in steps.
+        self._waited_s = self._computed_s = 0.0
         self._ending = False
 
     def _machine(self, clock: int, step: int) -> StepMachine:
-        job, table = self._world.job, self._world.table
-        return StepMachine(
-            job.plan(), table, worker=self.name, clock=clock, step=step, bound=job.real_bound
+        job, layout = self._world.job, self._world.layout
+        return build_machine(
+            job.plan(), layout, worker=self.name, clock=clock, step=step, bound=job.real_bound
         )
 
     # --- messages ---------------------------------------------------------------------------------
@@ -313,6 +342,11 @@ class SimulatedTrainee:
                     self._asked = None
                     self._waited_s += event.waited_s
                     self._resume(self._keep_pull(event))
+                elif isinstance(event, Pulled):
+                    self._keep_fragment(event, now)
+                elif isinstance(event, Pushed):
+                    if event.dropped:
+                        self._fragments.late_s = event.late_s
                 elif isinstance(event, Ready):
                     if event.step:
                         self.machine = self._machine(event.clock, event.step)
@@ -334,6 +368,16 @@ class SimulatedTrainee:
         if len(self._pulls) == 1:
             return self._pulls[0]
         return self._pulls[min(next(self.streams.ages), len(self._pulls) - 1)]
+
+    def _keep_fragment(self, event: Pulled, now: float) -> None:
+        """Keep a table that was requested; the machine continues with it if it waits for it."""
+        weights = np.concatenate(
+            [np.frombuffer(part[0], np.float32) for part in event.frames if part]
+        )
+        self._fragments.keep(event.request, weights, event.versions)
+        if self._fragments.ends_wait(event.request):
+            self._waited_s += now - self._fragments.waits_since
+            self._resume(self._fragments.take())
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -357,6 +401,14 @@ class SimulatedTrainee:
                 case machine.PushContribution():
                     self._push(want)
                     answer = None
+                case machine.PushReport():
+                    self._report(want)
+                    answer = None
+                case machine.TakeFragment():
+                    now = self._world.clock.now
+                    answer = self._fragments.look_for(want, now)
+                    if answer is None and want.wait:
+                        return
                 case machine.FlushPushes():
                     self._ending = True  # the end of the plan
                     return
@@ -366,9 +418,7 @@ class SimulatedTrainee:
     def _compute(self, want: machine.ComputeGradient) -> None:
         world = self._world
         assert self._batch is not None
-        gradient = np.empty(world.floats, np.float32)
-        loss = world.workload.gradient(want.weights, self._batch, gradient)
-        computed = machine.GradientComputed(gradient, loss)
+        computed = world.gradient(want.weights, self._batch)
         takes_s = next(self.streams.times)
         world.clock.after(takes_s, self._finish_step, computed, takes_s)
 
@@ -377,24 +427,96 @@ class SimulatedTrainee:
             return
         self._world.gradients += 1
         self._world.compute_s += took_s
+        self._computed_s += took_s
         self._resume(computed)
         if self._outbox:
             self._send()
 
     def _push(self, want: machine.PushContribution) -> None:
+        self._send_push(want.contribution, want, want.ticks)
+
+    def _report(self, want: machine.PushReport) -> None:
+        """Push a report, and request its table in the same message."""
+        now = self._world.clock.now
+        self._fragments.note_report(want.steps, now)
+        self._send_push(want.reports, want, 1, tokens=want.tokens, window=want.window)
+        if want.clock is not None:
+            request, sends = self.session.pull(want.clock, now, tuple(want.reports))
+            self._fragments.requests[want.clock] = request
+            self._outbox += sends
+
+    def _send_push(
+        self,
+        gradient: Floats | Mapping[str, Floats],
+        want: machine.PushContribution | machine.PushReport,
+        ticks: int,
+        *,
+        tokens: int = 0,
+        window: int = 0,
+    ) -> None:
         _, sends = self.session.push(
-            want.contribution,
+            gradient,
             want.versions,
-            clock=self.machine.clock + want.ticks,
+            clock=self.machine.clock + ticks,
             step=self.machine.step + want.steps,
             steps=want.steps,
             samples=want.samples,
             loss=want.loss,
-            times=PushTimes(self.session.rtt_s, self._waited_s),
+            times=PushTimes(self.session.rtt_s, self._waited_s, self._computed_s),
             now=self._world.clock.now,
+            tokens=tokens,
+            window=window,
         )
-        self._waited_s = 0.0
+        self._waited_s = self._computed_s = 0.0
         self._outbox += sends
+
+
+class RequestedFragments:
+    """The tables that a worker has requested, and those that have come, each by itself.
+
+    It also measures by how many steps a late report should have come earlier, as a real worker's
+    driver does (worker/training/training_loop.py).
+    """
+
+    def __init__(self) -> None:
+        self.requests: dict[int, int] = {}  # by the clock that the machine names
+        self.late_s = self.waits_since = 0.0
+        self._arrived: dict[int, machine.FragmentTaken] = {}  # by request
+        self._awaited: int | None = None  # the clock of the table that the machine waits for
+        self._reported_at, self._step_s = 0.0, 1.0
+
+    def note_report(self, steps: int, now: float) -> None:
+        """Measure the length of the steps since the last report."""
+        self._step_s = (now - self._reported_at) / max(1, steps)
+        self._reported_at = now
+
+    def keep(self, request: int, weights: Floats, versions: tuple[int, ...]) -> None:
+        """Keep a table that has come."""
+        self._arrived[request] = machine.FragmentTaken(weights, versions)
+
+    def look_for(self, want: machine.TakeFragment, now: float) -> machine.FragmentTaken | None:
+        """The table if it has come; otherwise note that the machine waits, if it does."""
+        if self.requests[want.clock] in self._arrived:
+            return self._take(want.clock)
+        if want.wait:
+            self._awaited, self.waits_since = want.clock, now
+        return None
+
+    def ends_wait(self, request: int) -> bool:
+        """Return whether the machine waits for this request's answer."""
+        return self._awaited is not None and self.requests[self._awaited] == request
+
+    def take(self) -> machine.FragmentTaken:
+        """The table that the machine has waited for."""
+        assert self._awaited is not None
+        clock, self._awaited = self._awaited, None
+        return self._take(clock)
+
+    def _take(self, clock: int) -> machine.FragmentTaken:
+        taken = self._arrived.pop(self.requests.pop(clock))
+        late_s, self.late_s = self.late_s, 0.0
+        late = math.ceil(late_s / self._step_s) if late_s and self._step_s else 0
+        return taken._replace(late=late)
 
 
 def route_of(number: int, incarnation: int = 0) -> bytes:

@@ -18,9 +18,11 @@ from msgspec import structs
 from threadpoolctl import threadpool_limits
 
 from deploy.experiments.cluster import ClusterModel
+from deploy.experiments.fragment_cut import FragmentCut
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.lossy_diloco import LossyDiLoCo
+from deploy.experiments.problem import Workload
 from deploy.experiments.training_simulation import CurvePoint, TrainingSimulation
 from deploy.experiments.workloads import data_digest, workload_of
 from ps.build_id import build_id
@@ -31,7 +33,7 @@ from shards.rules import RULES, Rule, rule_of
 from worker.strategies import STRATEGIES, Strategy, strategy_of, strategy_with_options
 
 STRATEGY_KINDS: dict[str, type[msgspec.Struct]] = {
-    **{name: kind for name, kind in STRATEGIES.items() if not kind.fragmented},
+    **STRATEGIES,
     str(LossyDiLoCo.__struct_config__.tag): LossyDiLoCo,
 }
 """The strategies of experiments by name."""
@@ -48,12 +50,16 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `on_stale` is wait, scale:N or drop:N, as for `downpour
     train`. The run ends after `gradients` of all workers together, or
     earlier at an error of `until_error` percent; the weights are measured every `look_every`
-    gradients (0: at the end), on the first `tested` rows of the test data.
+    gradients (0: at the end), on the first `tested` rows of the test data. With `held_out` rows of
+    the training data take their place, which no gradient then sees, to choose rates by. A strategy
+    that exchanges tables by themselves has the weights in `fragments` tables.
     """
 
     workload: str = "mlp"
     batch: int = 4
     tested: int = 10_000
+    held_out: bool = False
+    fragments: int = 1
     strategy: str = "asp"
     rule: str = "sgd"
     rate: float = 0.01
@@ -75,6 +81,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             rule=rule_named(self.rule),
             bound=self.staleness,
             stale=stale_limit_of("on_stale", self.on_stale),
+            fragments=self.fragments,
         )
 
     def _build_strategy(self) -> Strategy:
@@ -83,16 +90,20 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return structs.replace(strategy, seed=self.seed)
         return strategy
 
+    def problem(self) -> Workload:
+        """The problem that is trained; raises BadInput."""
+        return workload_of(self.workload, self.batch, self.tested, held_out=self.held_out)
+
     def check(self) -> None:
         """Raise BadInput for a setting that cannot be run, before anything is."""
         argument_checks.whole("gradients", self.gradients, 1)
         argument_checks.whole("batch", self.batch, 1, 60_000)
         argument_checks.whole("tested", self.tested, 1, 10_000)
+        argument_checks.whole("fragments", self.fragments, 1)
         argument_checks.whole("look_every", self.look_every, 0)
         argument_checks.whole("seed", self.seed, 0, 2**31)
         argument_checks.number("rate", self.rate, least=0, expected="0 or more")
-        workload = workload_of(self.workload, self.batch, self.tested)
-        self.job().specs(workload.table)
+        self.job().specs(FragmentCut(self.problem().table, self.fragments).layout)
 
     @property
     def id(self) -> str:
@@ -148,8 +159,8 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SOURCES = (
-    "character_model", "cluster", "images", "jobs", "lenet", "logistic", "lossy_diloco", "problem",
-    "training_simulation", "trials", "workloads",
+    "character_model", "cluster", "fragment_cut", "images", "jobs", "lenet", "logistic",
+    "lossy_diloco", "problem", "training_simulation", "trials", "workloads",
 )  # fmt: skip
 
 
@@ -165,7 +176,7 @@ def simulator_id() -> str:
 def run_trial(trial: Trial) -> TrialResult:
     """Run one trial, with one BLAS thread."""
     began = time.process_time()
-    workload = workload_of(trial.workload, trial.batch, trial.tested)
+    workload = trial.problem()
     with threadpool_limits(1):
         simulation = TrainingSimulation(trial.job(), workload)
         course = simulation.run(

@@ -62,24 +62,31 @@ _DEPTHS = ("1", "2", "4", "6")
 
 
 @cache
-def workload_of(name: str, batch: int = 4, tested: int = 10_000) -> Workload:
-    """A workload by name, such as mlp, or deep:N, with N hidden layers of 64; raises BadInput."""
+def workload_of(
+    name: str, batch: int = 4, tested: int = 10_000, *, held_out: bool = False
+) -> Workload:
+    """A workload by name, such as mlp, or deep:N, with N hidden layers of 64; raises BadInput.
+
+    With `held_out` it is measured on a part of the training data that its batches leave out.
+    """
     kind, _, option = name.partition(":")
+    if held_out and kind not in ("mlp", "deep", "charlm"):
+        raise BadInput("held_out", expected="mlp, deep or charlm", got=kind)
     match kind:
         case "quad" if not option:
             return Quad()
         case "l1" if not option:
             return Logistic(batch, tested)
         case "mlp" if not option:
-            return Mlp(batch, tested=tested)
+            return Mlp(batch, tested=tested, held_out=held_out)
         case "mlp" if option == "digits":
-            return Mlp(batch, tested=tested, own_digits=True)
+            return Mlp(batch, tested=tested, own_digits=True, held_out=held_out)
         case "lenet" if not option:
             return LeNetImages(batch, tested)
         case "charlm" if not option:
-            return CharacterModel(batch, tested)
+            return CharacterModel(batch, tested, held_out=held_out)
         case "deep" if option in _DEPTHS:
-            return Mlp(batch, (64,) * int(option), tested)
+            return Mlp(batch, (64,) * int(option), tested, held_out=held_out)
     raise BadInput(
         "workload",
         expected=f"one of {', '.join(WORKLOADS)}, mlp:digits, deep as deep:{', '.join(_DEPTHS)}",

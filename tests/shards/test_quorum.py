@@ -373,7 +373,14 @@ def test_a_push_for_other_shards_only_counts() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"size": 0}, {"size": 1.5}, {"overlap": 0}, {"grace": -0.1}, {"grace": 2}, {"average": "sum"}],
+    [
+        {"size": 0},
+        {"size": 1.5},
+        {"overlap": -1},
+        {"grace": -0.1},
+        {"grace": 2},
+        {"average": "sum"},
+    ],
 )
 def test_wrong_quorums(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=f"^quorum: {next(iter(wrong))}: expected"):

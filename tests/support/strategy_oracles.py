@@ -361,8 +361,20 @@ class Fragments(DiLoCo):
         for weight, report in self.open.values():
             total = total + F(weight) * report
         self.merged(total / F(sum(weight for weight, _ in self.open.values())))
-        self.open, self.version = {}, self.version + 1
-        self.changed = self.version
+        self.open, self.changed = {}, self.version
+
+
+class TimedFragments(Fragments):
+    """Reports that wait for the end of their grace, an event of its own."""
+
+    merges_each = True
+
+    def push(self, at: Replica, number: int) -> None:
+        if at.read_version >= self.changed:
+            self.open[number] = at.steps, at.read - at.x
+
+    def merge(self, at: Replica, number: int) -> None:
+        self.merge_open()
 
 
 class DecoupledFragments(Fragments):

@@ -385,7 +385,7 @@ def _strategies() -> dict[Any, Any]:
     diloco = windows | {"weight_decay": share}
     fragments = diloco | {
         "speeds": "speeds",
-        "overlap": count,
+        "overlap": "0..",
         "alpha": "0..1 closed",
         "average": "average",
     }

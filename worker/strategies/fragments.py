@@ -29,7 +29,8 @@ of their rows move in a window, and not the same ones in each worker."""
 class Fragments(PacedWindows, frozen=True, kw_only=True):
     """Exchange each dense table every `h` steps, `overlap` steps behind the training.
 
-    A worker's weights move by 1 - `alpha` of the way to those that it receives. `average` is that
+    With an overlap of 0 it waits for each answer. A worker's weights move by 1 - `alpha` of the way
+    to those that it receives. `average` is that
     of the reports: `radial` keeps the length of their mean. Further options are those of DiLoCo.
     """
 
@@ -44,7 +45,7 @@ class Fragments(PacedWindows, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_options(
-            self, overlap=at_least(1), alpha=argument_checks.number_to_1, average=_average
+            self, overlap=at_least(0), alpha=argument_checks.number_to_1, average=_average
         )
         if self.overlap >= self.h:
             raise BadInput(

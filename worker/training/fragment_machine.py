@@ -119,8 +119,8 @@ class FragmentMachine(StepMachine):
         for number, fragment in enumerate(self.local.fragments):
             if fragment.requested is None or (fragment.waited < strategy.overlap and number != due):
                 continue
-            name = self.layout.names[number]
-            taken = yield TakeFragment(name, fragment.requested, number == due)
+            name, waits = self.layout.names[number], number == due or not strategy.overlap
+            taken = yield TakeFragment(name, fragment.requested, waits)
             if taken is not None:
                 assert isinstance(taken, FragmentTaken)
                 self._mix(number, taken, strategy.alpha)

@@ -186,6 +186,14 @@ def test_a_learner_waits_right_before_the_next_exchange() -> None:
     assert takes == [(6, "embeddings"), (9, "body"), (10, "head"), (11, "embeddings")]
 
 
+def test_without_overlap_each_answer_is_waited_for() -> None:
+    """At an overlap of 0 no step is taken between a report and its answer, however late."""
+    learner = learn(StreamingDiLoCo(h=7, overlap=0), delays=[0, 9, 2], steps=12)
+    kinds = [kind for kind, *_ in learner.events]
+    pushed = [place for place, kind in enumerate(kinds[:-3]) if kind == "push"]
+    assert [kinds[place + 1] for place in pushed] == ["take"] * len(pushed) == ["take"] * 5
+
+
 # --- what -----------------------------------------------------------------------------------------
 
 
@@ -376,7 +384,7 @@ def test_a_restarted_learner_begins_with_new_fragments_and_its_moments() -> None
     ("options", "line"),
     [
         ({"overlap": 7}, "overlap: expected fewer than h = 7 steps, got 7"),
-        ({"overlap": 0}, "overlap: expected at least 1, got 0"),
+        ({"overlap": -1}, "overlap: expected at least 0, got -1"),
         ({"alpha": 1.5}, r"alpha: expected \[0, 1\], got 1.5"),
         ({"alpha": float("nan")}, "alpha: expected"),
         ({"average": "median"}, "average: expected mean"),
