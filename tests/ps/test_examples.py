@@ -1,6 +1,8 @@
 """The SDK's examples train on MNIST: three processes, one job, a reader that tests."""
 
+import difflib
 import gzip
+import inspect
 import os
 import subprocess
 import sys
@@ -77,6 +79,37 @@ def test_pytorch(tmp_path: Path) -> None:
     with torch.no_grad():
         scores = model(torch.from_numpy(images).view(-1, 1, 28, 28))
     assert (scores.argmax(1).numpy() == labels).mean() > 0.9
+
+
+@pytest.mark.slow
+def test_gpt(tmp_path: Path) -> None:
+    """Three learners of different speeds, each on text of its own behind a slow link, lower the
+    loss on text that none of them reads; every token of theirs is counted.
+    """
+    pytest.importorskip("torch")
+    docs = DEMO.parent / "docs"
+    command = (
+        f"{sys.executable} {DEMO}/examples/gpt_torch.py --small --link slow --steps 144".split()
+    )
+    command += ["--pace", "0.02", "--text", *(f"{docs}/{kind}" for kind in ("tutorials", "how-to"))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    heading, first, *_, last, loss = done.stdout.splitlines()
+    assert heading.split() == ["tokens", "seconds", "MB", "pushed", "loss"]
+    assert first.split()[0] == "0"
+    assert last.split()[0] == f"{(144 + 48 + 24) * 8 * 64:,}"
+    assert float(loss.split()[1]) < float(first.split()[-1]) - 1
+
+
+def test_gpt_changes_few_lines() -> None:
+    """A learner is the plain script with at most ten lines more or changed."""
+    pytest.importorskip("torch")
+    from deploy.examples import gpt_torch
+
+    plain, learner = (inspect.getsource(f).splitlines() for f in (gpt_torch.train, gpt_torch.learn))
+    lines = difflib.unified_diff([x.strip() for x in plain], [x.strip() for x in learner], n=0)
+    changed = [line for line in lines if line[0] == "+" and line[1] != "+"]
+    assert 0 < len(changed) <= 10
 
 
 def test_factorisation_machine() -> None:

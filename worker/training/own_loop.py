@@ -67,9 +67,9 @@ def start(
     for table in described.sparse:
         half.check_rows(table)
     chosen.check_fragments(len(described.dense))
-    for table, dense in described.items():
-        for notice in chosen.notices(workers, dense.rule):
-            logger("worker", table=table).warning("%s", notice)
+    notices = [text for dense in described.values() for text in chosen.notices(workers, dense.rule)]
+    for notice in dict.fromkeys(notices):  # tables of one rule would all give the same
+        logger("worker").warning("%s", notice)
     bound = argument_checks.staleness_bound(
         "staleness", chosen.suitable_bound() if staleness == USUAL else staleness
     )
