@@ -9,7 +9,8 @@ and a death of shard or learner loses none. The arrays are the slots of the tabl
 A late report is dropped, and its worker sits out the round: nobody waits for it, or two workers
 could wait for each other for ever, each with a report that is open at one shard or on one fragment
 and was late at another. Where all have to report, it also gets the fragment with all the others, or
-it would be late again at each round.
+it would be late again at each round. With a quorum it waits only for the grace, once there is one:
+before that, the open round may need its next report.
 
 Time decides only when the grace after a quorum ends, and only the driver's tick looks at it: a tick
 that merges is logged and replicated as one. Everything else, the merge at a tick included, follows
@@ -130,14 +131,16 @@ class ReportTracker:
         return max(0.0, now - self._opened_before.get(part.table, now))
 
     def awaits(self, worker: str, asks: Iterable[AskedPart]) -> bool:
-        """Return whether a worker asks for a table whose round it takes part in or sits out."""
+        """Return whether a worker asks for a table that will be merged without its next report."""
         return any(self._holds(worker, ask.table) for ask in asks if ask.table in self.by_table)
 
     def _holds(self, worker: str, table: str) -> bool:
         reports = self.by_table[table]
-        if worker in reports.sitting:
-            return bool(reports.workers) or self._quorum.size is None
-        return worker in reports.workers
+        if worker not in reports.sitting:
+            return worker in reports.workers
+        # A round without a quorum may need this worker's next report: the others may be dead, or
+        # wait in the same way for the merge of another fragment.
+        return self._quorum.size is None or len(reports.workers) >= self._quorum.size
 
     @property
     def tables(self) -> list[str]:

@@ -66,7 +66,8 @@ class SingleShardHost(ShardHost):
             self._operate(*self.blank())
 
     def begin(self) -> None:
-        self._process.every(self._world.setting.lease_s / 4, self._tick)
+        # A tick ends leases, and the grace of a quorum, however long the leases are.
+        self._process.every(min(self._world.setting.lease_s / 4, 1.0), self._tick)
         if self._world.lossy:
             self._process.every(SAVE_S, self._begin_export)
 

@@ -254,6 +254,24 @@ def test_a_late_report_is_dropped_by_name() -> None:
     assert (status.dropped, talk.shard.ledger.entries["b"].seq) == (1, 2)
 
 
+def test_a_round_without_a_quorum_holds_no_late_worker() -> None:
+    """It may need the late worker's next report: the third may be dead. With a quorum the merge
+    comes within the grace, and the late worker gets it with the others."""
+    talk = fragments(Quorum(2, overlap=4), *"abcde")
+    report(talk, "a", 1, flat(FIRST, 1))
+    report(talk, "b", 1, flat(FIRST, 2), compute_s=1.0)
+    talk.tick(3.0)
+    report(talk, "a", 2, flat(FIRST, 3), compute_s=1.0)
+    assert ack_of(report(talk, "c", 1, flat(FIRST, 4), read_version=0)).dropped
+    ((_, answer),) = talk.say(pull("c"))
+    assert isinstance(answer, Weights)
+    report(talk, "b", 2, flat(FIRST, 5), compute_s=1.0)
+    assert ack_of(report(talk, "d", 1, flat(FIRST, 6), read_version=0)).dropped
+    assert talk.say(pull("d")) == []
+    answers = talk.tick(6.0)
+    assert [(to, type(answer)) for to, answer in answers] == [("d", Weights)]
+
+
 def test_a_repeated_late_report_is_named_as_dropped_again() -> None:
     """The first answer may have been lost with the shard that gave it; so a state has it, too. Once
     all shards have acknowledged the report, nobody repeats it and nothing is kept."""

@@ -19,6 +19,7 @@ from deploy.simulation.faults import (
     Crash,
     Delay,
     Double,
+    Kill,
     Lose,
     Mangle,
     ReshardFault,
@@ -70,6 +71,32 @@ def test_a_bad_network_alone_loses_nothing(bound: int | None) -> None:
         assert host.shard.version == host.shard.status().pushes == 3 * 12
         assert [entry.takeovers for entry in host.shard.ledger.entries.values()] == [0, 0, 0]
         assert 0 < host.shard.metrics.max_clock_gap <= (12 if bound is None else bound + 1)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 17])
+def test_nobody_waits_for_a_dead_learner(seed: int) -> None:
+    """With a quorum of two of four, the others train on while one is dead, until only one is left.
+
+    A late learner once got its fragment with the next merge. If that merge needed its report, all
+    waited until the dead one's lease ran out; or for ever, where two fragments' rounds needed each
+    other's late learners.
+    """
+    setting = SimulationConfig(
+        shards=1 + seed % 2,
+        workers=4,
+        bound=None,
+        steps=24,
+        merge="quorum",
+        quorum=2,
+        second="sgd",
+        lease_s=300.0,
+    )
+    death = Kill(at=4.0, target="w1", back_s=100.0)
+    world = Simulation(Scenario(seed=seed, setting=setting, faults=(death,)))
+    departed: list[bool] = []
+    world.clock.at(100.0, lambda: departed.extend(w.departed for w in world.workers.values()))
+    world.run()
+    assert sum(departed) >= 2
 
 
 def test_undisturbed_copies_agree() -> None:
