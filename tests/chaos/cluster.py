@@ -24,17 +24,20 @@ from shards.schedules import Fixed
 from shards.spec import ShardSpec, TableSpec
 from tests.chaos.fork_server import Zygote
 from tests.chaos.forks import fault_of_fork, fork_log
-from tests.chaos.journal import read_journal
+from tests.chaos.journal import Event, read_journal
 from tests.chaos.levels import Hosts, Level
 from tests.chaos.namespaces import Link, small_disk
 from tests.chaos.oracle import Death, Found, Move, Promise, Stop, judge_reads
 from tests.chaos.record import Record, Verdict, judge, table_for, two_tables
+from tests.chaos.reports import exchanges_to_merge, judge_reports, pieces_of, server_half
 from tests.chaos.rows import row_specs
 from tests.chaos.schedule import Kind
 from tests.chaos.worker import PATIENCE_S, Life
 from worker.strategies import ADAG
 
 LEASE_S = 3.0
+_ENDLESS_LEASE_S = 86400.0
+_ABSENT_ACKS = 8  # of each other learner: more than it can report without a merge
 DRIVER = "the driver"
 """This process, which has started the shards."""
 _DISK = "4m"
@@ -51,8 +54,8 @@ class Plan(NamedTuple):
 
     With `curve` every process speaks CURVE, and workers join by the job's token. `slow_s` is the
     delay of the last worker's link to the last shard, each way. Workers push up to `burst` times a
-    read; with a `window` they push windows of that many steps, to two tables. `mutant` names a bug
-    that they have, or none.
+    read; with a `window` they push windows of that many steps, to two tables, and with a `quorum`
+    they report on two fragments. `mutant` names a bug that they have, or none.
     """
 
     level: Level
@@ -68,6 +71,7 @@ class Plan(NamedTuple):
     slow_s: float = 0.0
     burst: int = 3
     window: int = 0
+    quorum: int = 0
     mutant: str = ""
 
 
@@ -173,6 +177,7 @@ class Party:
                 rolls_back=self.plan.level.rollback_s is not None,
                 slow_s=slow_s,
                 window=self.plan.window,
+                quorum=self.plan.quorum,
             )
             self.begin(name)
         self.await_acknowledged(dict.fromkeys(self.names, 0.0))
@@ -260,6 +265,12 @@ class Party:
 
         self.wait_until(lambda: not waiting(), lambda: f"no acknowledgement for {waiting()}")
 
+    def await_others(self, absent: str) -> None:
+        """Wait until all workers but one have pushed more than they could if they needed it."""
+        now = time.monotonic()
+        others = {name: now for name in self.names if name != absent}
+        self.await_acknowledged(others, _ABSENT_ACKS)
+
     def await_end(self, pid: int) -> None:
         """Wait until a worker's process is gone."""
         self.wait_until(lambda: pid in self.zygote.hear(), lambda: f"process {pid} did not end")
@@ -324,15 +335,42 @@ class Party:
         failed = [f"{name}: {self._said(name)}" for name, pid in self.pids.items() if ended[pid]]
         if failed:
             raise Broken(f"did not end in peace: {'; '.join(failed)}")
+        if self.plan.quorum:
+            return self._judge_reports()
         found = self.judge_reads()
         return self.judge(self.states(), found.lacking), found
+
+    def _judge_reports(self) -> tuple[list[Verdict], Found]:
+        """The same of reports, once every one that was acknowledged is merged."""
+
+        def merged() -> bool:
+            self.last_states = self.states()
+            saved = [state.saved.reports.values() for state in self.last_states]
+            return not any(reports.workers for tables in saved for reports in tables)
+
+        self.wait_until(merged, lambda: "reports are open, and nobody else will report")
+        cluster = self.hosts.cluster
+        pieces = pieces_of(cluster.layout, cluster.map, len(self.names))
+        rollback_s = self.plan.level.rollback_s
+        journals = self._journals()
+        verdicts = judge_reports(self.last_states, pieces, journals, self._deaths, rollback_s)
+        reports = sum(record.acknowledged for record in self.records.values())
+        return verdicts, Found(reports, 0, 0, 0.0, (), {})
+
+    def exchanges_to_merge(self) -> list[int]:
+        """For each life, the number of its first report that was merged."""
+        if not self.plan.quorum:
+            return []
+        return [n for events in self._journals().values() for n in exchanges_to_merge(events)]
+
+    def _journals(self) -> dict[str, list[Event]]:
+        return {name: read_journal(self.folder, name) for name in self.names}
 
     def judge_reads(self) -> Found:
         """What the workers' reads prove."""
         level = self.plan.level
         promise = Promise(self.plan.bound, LEASE_S, level.rollback_s, level.one_copy)
-        journals = {name: read_journal(self.folder, name) for name in self.names}
-        return judge_reads(journals, promise, self._deaths, self._moves, self.stops)
+        return judge_reads(self._journals(), promise, self._deaths, self._moves, self.stops)
 
     def judge(
         self, states: Sequence[ShardState], lacking: Mapping[tuple[int, int], tuple[int, int]]
@@ -370,14 +408,18 @@ def _specs(plan: Plan) -> list[ShardSpec]:
     """Plain SGD at rate 1: on one table, or by the shards' half of a strategy with windows on two.
 
     Both apply what is pushed as it is. Tables of rows are beside the one; windows have none.
+    Reports are on two tables, too, and merged by a quorum.
     """
     common: dict[str, Any] = {
         "shards": plan.shards,
         "workers": plan.workers,
         "bound": plan.bound,
-        "lease_s": LEASE_S,
+        "lease_s": _ENDLESS_LEASE_S if plan.quorum else LEASE_S,
     }
     rate = Fixed(base_rate=1.0)
+    if plan.quorum:
+        fragments = [TableSpec(one, SGD(), rate) for one in two_tables(plan.workers, plan.floats)]
+        return shard_specs(fragments, merge=server_half(plan.quorum, plan.workers), **common)
     if not plan.window:
         dense = TableSpec(table_for(plan.workers, plan.floats), SGD(), rate)
         return shard_specs([dense, *row_specs()], **common)

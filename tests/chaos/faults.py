@@ -21,7 +21,7 @@ from tests.chaos.oracle import Stop
 from tests.chaos.schedule import KILLS, LINK_KINDS, Fault, Kind, Round
 
 _SPARE_DESCRIPTORS = 2
-_OF_WORKERS = (Kind.KILL_WORKER, Kind.LEAVE, Kind.STOP_WORKER, *LINK_KINDS)
+_OF_WORKERS = (Kind.KILL_WORKER, Kind.ABSENCE, Kind.LEAVE, Kind.STOP_WORKER, *LINK_KINDS)
 
 
 class Met(NamedTuple):
@@ -93,6 +93,12 @@ def _carry_out(party: Party, fault: Fault, seed: int) -> Iterator[None]:
         case Kind.KILL_WORKER:
             party.kill(party.pids[fault.target])
             party.await_end(party.pids[fault.target])
+            party.begin(fault.target)
+            yield
+        case Kind.ABSENCE:
+            party.kill(party.pids[fault.target])
+            party.await_end(party.pids[fault.target])
+            party.await_others(fault.target)
             party.begin(fault.target)
             yield
         case Kind.KILL_SHARD | Kind.KILL_BACKUP | Kind.KILL_COORDINATOR:

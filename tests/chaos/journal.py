@@ -85,13 +85,30 @@ class Reads(msgspec.Struct, frozen=True, tag=True):
     shards: tuple[Content, ...]
 
 
+class Reports(msgspec.Struct, frozen=True, tag=True):
+    """Report `seq`, on a table or on none, is about to be sent: for a round of each shard."""
+
+    at: float
+    seq: int
+    table: str
+    rounds: dict[int, int]
+
+
+class Judged(msgspec.Struct, frozen=True, tag=True):
+    """Every shard has acknowledged report `seq`; so many of them have dropped it."""
+
+    at: float
+    seq: int
+    dropped: int
+
+
 class Leaves(msgspec.Struct, frozen=True, tag=True):
     """The worker is about to leave."""
 
     at: float
 
 
-Event = Began | Ready | Pushes | Acked | Reads | Leaves
+Event = Began | Ready | Pushes | Acked | Reads | Reports | Judged | Leaves
 _LINES = msgspec.json.Decoder(Event)
 
 

@@ -37,6 +37,7 @@ class Outcome(NamedTuple):
     bound: int | None = None
     rollback_s: float | None = None
     kills_wanted: int = 0
+    joins: Sequence[int] = ()
 
     @property
     def kills(self) -> int:
@@ -81,6 +82,9 @@ def table(outcome: Outcome) -> str:
     lines += [f"not kept: {verdict}" for verdict in outcome.verdicts if not verdict.kept]
     if outcome.found is not None:
         lines += ["", *_reads(outcome.found, outcome.bound, outcome.rollback_s)]
+    if outcome.joins:
+        counts = ", ".join(f"{n} in {k}" for k, n in sorted(Counter(outcome.joins).items()))
+        lines += [f"exchanges until a life's first report was merged: {counts}"]
     killed = [f"{outcome.done[kind]} {kind}" for kind in KILLS if outcome.done.get(kind)]
     lines += [f"kills: {', '.join(killed) or 'none'}"]
     if outcome.met:
@@ -127,6 +131,8 @@ def goals(outcome: Outcome) -> list[Goal]:
         Goal("pushes doubled", sum(v.doubled for v in outcome.verdicts), 0),
         Goal("real kills", outcome.kills, outcome.kills_wanted or 200, at_least=True),
     ]
+    if outcome.joins:
+        rows.append(Goal("exchanges until a joiner's report is merged", max(outcome.joins), 2))
     if outcome.found is not None:
         rows.append(Goal("reads with something wrong", len(outcome.found.findings), 0))
         if outcome.bound is not None:
@@ -171,6 +177,7 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         "verdicts": [
             one._asdict() | {"lost": one.lost, "doubled": one.doubled} for one in outcome.verdicts
         ],
+        "joins": list(outcome.joins),
         "reads": None if outcome.found is None else _figures_of_reads(outcome.found),
         "rss_mb_per_h": dict(outcome.rss_mb_per_h),
     }

@@ -3,6 +3,7 @@
     python -m tests.chaos.run [--level memory] [--seconds 600] [--seed 1] [--kills 300] [--tour]
                               [--kinds kills | --kinds cuts | --kinds "link down,..."]
                               [--bound 4] [--every-s 2] [--soak] [--curve] [--window 4]
+                              [--quorum 2]
 
 Workers push integers under plain SGD; every weight is a sum that says how many pushes, and which,
 were applied (record.py), and so does every read of it (oracle.py). So do rows of two sparse tables
@@ -15,6 +16,10 @@ the rest. Everything it starts ends with it.
 
 With `--window` workers train by a strategy with windows, and there are two dense tables. A push is
 the mean of a window's local steps, and as large as one of them.
+
+With `--quorum` learners exchange two fragments by `decoupled_diloco`, whose reports the shards
+merge (reports.py). No lease runs out: what waited for a dead learner, or a stranger, would wait for
+ever. So strangers stay away, and the job does not move.
 
 With `--curve` all of them speak CURVE, as where other hosts can reach the shards.
 
@@ -51,8 +56,16 @@ _KILLS_OF = {
     Kind.KILL_BACKUP: "backup",
     Kind.KILL_COORDINATOR: "coordinator",
 }
+_NOT_WITH_REPORTS = (
+    Kind.FULL_DISK,  # its snapshots are judged as those of single pushes
+    Kind.MOVE,
+    Kind.SLOW_READERS,
+    Kind.FUZZ,
+    Kind.DESCRIPTORS,
+)
 _USUAL = {
     Kind.KILL_WORKER: 8.0,
+    Kind.ABSENCE: 4.0,
     Kind.KILL_SHARD: 6.0,
     Kind.KILL_BACKUP: 3.0,
     Kind.KILL_COORDINATOR: 2.0,
@@ -74,6 +87,7 @@ def mix_for(running: Party, given: argparse.Namespace) -> Mix:
     shards = [name for name in serving if name.startswith("shard")]
     targets: dict[Kind, Sequence[str]] = {
         Kind.KILL_WORKER: workers[::2] if given.soak else workers,
+        Kind.ABSENCE: workers if given.quorum else [],
         Kind.LEAVE: workers[::2] if given.soak else workers,
         Kind.FORK: (*workers, DRIVER),
         Kind.STOP_WORKER: workers,
@@ -86,6 +100,8 @@ def mix_for(running: Party, given: argparse.Namespace) -> Mix:
     } | dict.fromkeys(LINK_KINDS, tuple(running.links))
     # A soak looks at shards that live all along, where there would be no log to begin again from.
     spared = given.soak and level.rollback_s is not None
+    if given.quorum:
+        targets |= dict.fromkeys(_NOT_WITH_REPORTS, ())
     for kind, prefix in _KILLS_OF.items():
         names = [name for name in serving if name.startswith(prefix)]
         targets[kind] = names if kind in level.survives and not spared else []
@@ -104,6 +120,7 @@ class Run:
         self.met: list[Met] = []
         self.verdicts: list[Verdict] = []
         self.found: Found | None = None
+        self.joins: list[int] = []
         self.broken = ""
         self.memory = Memory()
         self.started = time.monotonic()
@@ -120,6 +137,7 @@ class Run:
                 try:
                     self._play_all(running)
                     self.verdicts, self.found = running.finish()
+                    self.joins = running.exchanges_to_merge()
                 except (Broken, DownpourError):
                     self.found = running.judge_reads()
                     raise
@@ -162,6 +180,7 @@ class Run:
             met=self.met,
             verdicts=self.verdicts,
             found=self.found,
+            joins=self.joins,
             bound=self.given.bound,
             rollback_s=LEVELS[self.given.level].rollback_s,
             kills_wanted=self.given.kills,
@@ -194,6 +213,7 @@ def main() -> int:
         slow_s=given.slow_ms / 1e3,
         burst=given.burst,
         window=given.window,
+        quorum=given.quorum,
         mutant=given.mutant,
         host=namespaces.HERE if links else "127.0.0.1",
     )
@@ -250,6 +270,12 @@ def parse() -> argparse.Namespace:
         default=0,
         help="steps a push, by a strategy with windows, on 2 tables",
     )
+    options.add_argument(
+        "--quorum",
+        type=int,
+        default=0,
+        help="reports on 2 fragments, merged by so many",
+    )
     options.add_argument("--slow-ms", type=float, default=0.0, help=_SLOW)
     options.add_argument("--retry-s", type=float, default=0.1, help="of clients; theirs is 1")
     options.add_argument("--mutant", default="", help="a bug for workers to have: tests/mutants")
@@ -257,6 +283,9 @@ def parse() -> argparse.Namespace:
     options.add_argument("--curve", action="store_true", help="have all processes speak CURVE")
     options.add_argument("--soak", action="store_true", help="tell the slope of memory")
     given = options.parse_args()
+    clashes = given.bound is not None or given.window or given.quorum > given.workers
+    if given.quorum and clashes:
+        options.error("--quorum: no --bound and no --window, and at most --workers")
     if given.longest_s is None:
         given.longest_s = _SOAK_S if given.soak else 10.0
     if given.every_s is None:

@@ -16,6 +16,7 @@ class Kind(StrEnum):
     """A kind of fault, by the name that reports have."""
 
     KILL_WORKER = "kill -9 of a worker"
+    ABSENCE = "kill -9 and absence of a worker"
     KILL_SHARD = "kill -9 of a shard"
     KILL_BACKUP = "kill -9 of a backup"
     KILL_COORDINATOR = "kill -9 of the coordinator"
@@ -36,7 +37,13 @@ class Kind(StrEnum):
 
 LINK_KINDS = (Kind.LINK_DOWN, Kind.BLACKHOLE, Kind.LOSS_ONE_WAY, Kind.LOSS)
 
-KILLS = (Kind.KILL_WORKER, Kind.KILL_SHARD, Kind.KILL_BACKUP, Kind.KILL_COORDINATOR)
+KILLS = (
+    Kind.KILL_WORKER,
+    Kind.ABSENCE,
+    Kind.KILL_SHARD,
+    Kind.KILL_BACKUP,
+    Kind.KILL_COORDINATOR,
+)
 
 SUDDEN = (*KILLS, Kind.LEAVE, Kind.FORK, Kind.MOVE)
 """They happen in a moment; the others last."""

@@ -81,6 +81,25 @@ def test_nor_is_a_window_over_two_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_reports_are_merged_once_or_named_as_dropped(tmp_path: Path) -> None:
+    """Learners and shards are killed between reports on two fragments: each merge has the shares of
+    its reports, and each report is in one merge or was acknowledged as dropped.
+
+    No lease runs out. While a learner is dead the others exchange more often than they could if a
+    merge waited for it. Other levels: make check C=chaos QUORUM=2 LEVEL=...
+    """
+    kinds = ("kill -9 of a worker", "kill -9 and absence of a worker", "kill -9 of a shard")
+    options = ("--quorum", "2", "--kinds", ",".join(kinds), "--kills", "5", "--seconds", "86400")
+    size = ("--light", "--floats", "65536", "--rest-ms", "10", "--level", "process", "--seed", "3")
+    status, report, output = chaos(tmp_path, *options, *size)
+    assert (status, report["broken"], report["kept"]) == (0, "", True), output
+    assert all(report["faults"].get(kind) for kind in kinds), output
+    assert min(one["acknowledged"] for one in report["verdicts"]) > 0, output
+    assert report["joins"], output
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_reads_keep_the_bound_past_a_join(tmp_path: Path) -> None:
     """A worker that joins over a link that is slow to one shard alone is waited for there, too.

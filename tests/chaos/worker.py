@@ -24,6 +24,7 @@ from shards.schedules import Fixed
 from tests.chaos.forks import ChildLeaves, fork_log, fork_on_signal, leave_interpreter
 from tests.chaos.journal import Acked, Began, Journal, Leaves, Pushes, Reads, Ready, contents
 from tests.chaos.record import TABLE, Record, gradient, mark
+from tests.chaos.reports import Learner
 from tests.chaos.rows import PLAIN, gather_for, has_rows, row_gradients
 from worker.strategies import ADAG
 from worker.training import step_machine as machine
@@ -41,7 +42,7 @@ class Life(msgspec.Struct, frozen=True):
     `space` is a process whose network namespace it lives in, None for the harness's own. Where
     `rolls_back`, a shard that died may know less than it had acknowledged. `slow_s` is the delay of
     its link to the last shard, each way. With a `window` it takes that many local steps for each
-    push, by a strategy with windows.
+    push, by a strategy with windows; with a `quorum` it is a learner (reports.py).
     """
 
     number: int
@@ -57,6 +58,7 @@ class Life(msgspec.Struct, frozen=True):
     rolls_back: bool = False
     slow_s: float = 0.0
     window: int = 0
+    quorum: int = 0
 
     @property
     def name(self) -> str:
@@ -117,6 +119,10 @@ def _live(life: Life) -> int:
             )
             return 3
         fork_on_signal(client, fork_log(folder, life.name))
+        if life.quorum:
+            _learn(client, life, record, journal, ending)
+            journal.write(Leaves(time.monotonic()))
+            return 0
         _read(client, life, journal)  # shows what this life finds missing
         if life.window:
             _Windows(client, life, record, journal, ending).train()
@@ -126,6 +132,12 @@ def _live(life: Life) -> int:
             time.sleep(life.rest_s)
         journal.write(Leaves(time.monotonic()))
     return 0
+
+
+def _learn(client: Client, life: Life, record: Record, journal: Journal, ending: _Ending) -> None:
+    """Learn and report until SIGTERM."""
+    learner = Learner(client, life.number, life.workers, life.quorum, life.rest_s, record, journal)
+    learner.machine.drive(lambda want: learner.carry_out(want, ends=ending.asked))
 
 
 class _Windows:

@@ -31,17 +31,20 @@ def break_processes(
     level: str = "memory",
     burst: str = "",
     window: str = "",
+    quorum: str = "",
     curve: str = "",
 ) -> Commands:
     """Break real processes and links by a seeded schedule, and judge every read and the weights.
 
     KILLS=300 kills only, and ends after so many; BURST and WINDOW are pushes of a worker for each
-    read and steps for each push on two tables; CURVE=1 encrypts.
+    read and steps for each push on two tables; QUORUM=2 merges reports on two fragments by so many;
+    CURVE=1 encrypts.
     """
     ends = {"kinds": "kills", "kills": kills, "seconds": "86400"} if kills else {"seconds": seconds}
-    options = {"seed": seed, "level": level, "burst": burst, "window": window}
+    options = {"seed": seed, "level": level, "burst": burst, "window": window, "quorum": quorum}
+    bound = {"floats": "131072"} if quorum else {"bound": "4"}
     switches = ["--tour", *(["--curve"] if curve else [])]
-    yield module("tests.chaos.run", *switches, bound="4", **options, **ends)
+    yield module("tests.chaos.run", *switches, **bound, **options, **ends)
 
 
 @register(CHECKS, "cuts", duration="SECONDS")
