@@ -22,6 +22,7 @@ from deploy.cli.data import Skip
 from deploy.cli.data import app as data_tools
 from deploy.cli.experiments import app as experiments
 from deploy.cli.jobs import add_to as add_jobs
+from deploy.cli.plot import plot
 from deploy.cli.reshard import reshard
 from deploy.cli.service import add_to as add_service
 from deploy.cli.simulate import simulate
@@ -177,6 +178,7 @@ def features(
 
 
 app.command()(convert)
+app.command()(plot)
 
 
 @app.command()

@@ -14,7 +14,7 @@ GROUPS = {
     "Train a model and use it": (
         "train", "test", "features", "convert", "data", "snapshots",
     ),
-    "While a run trains": ("set", "reshard", "doctor"),
+    "While a run trains": ("plot", "set", "reshard", "doctor"),
     "Experiments": ("exp", "simulate"),
     "Jobs of a training service": (
         "submit", "list", "describe", "logs", "events", "wait", "top", "compare", "cancel",

@@ -3,10 +3,12 @@
     python deploy/examples/gpt_torch.py                     three processes at speeds 1:2:6
     python deploy/examples/gpt_torch.py --link slow         each behind 100 ms and 10 Mbit/s
     python deploy/examples/gpt_torch.py --text docs deploy  each learner reads one of the folders
+    python deploy/examples/gpt_torch.py --in-step           each waits for the others at each step
     python deploy/examples/gpt_torch.py --alone             the plain script, in this process
 
 `train` is a plain PyTorch script, and `learn` the same as a learner of a job. `serve` starts the
-shards, and prints the loss on text that no learner reads against tokens, seconds and bytes.
+shards, and prints the loss on text that no learner reads against tokens, seconds and bytes; with
+`--out FOLDER` it is recorded, and `downpour plot FOLDER` draws it.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from torch.nn import GELU, Embedding, LayerNorm, Linear, Module, Parameter, Sequ
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.optim import AdamW
 
+import deploy
 import ps
 import worker
 import worker.torch
@@ -83,7 +87,7 @@ class GPT(Module):  # type: ignore[misc]  # PyTorch is not checked
 
 
 def make_model(*, small: bool) -> GPT:
-    """A model of a million weights, or one of 34 thousand for a try of some seconds."""
+    """A model of a million weights, or one of 36 thousand for a try of some seconds."""
     return GPT(32, 2, 2) if small else GPT()
 
 
@@ -146,8 +150,11 @@ def draw_batches(rows: Any, steps: int, seed: int, pace_s: float = 0.0) -> Itera
 # --- processes ------------------------------------------------------------------------------------
 
 
-def follow(job: ps.Job, model: Any, tested: Any, learners: list[Any]) -> float:
-    """Print loss against tokens, seconds and bytes until all learners have ended; the last loss."""
+def follow(job: ps.Job, model: Any, tested: Any, learners: list[Any], records: Any) -> float:
+    """Print loss against tokens, seconds and bytes until all learners have ended; the last loss.
+
+    `records` get it as well, unless they are None.
+    """
     started = time.monotonic()
     print(f"{'tokens':>9} {'seconds':>8} {'MB pushed':>9} {'loss':>6}", flush=True)
     with ps.AdminClient(job.cluster) as admin:
@@ -159,6 +166,8 @@ def follow(job: ps.Job, model: Any, tested: Any, learners: list[Any]) -> float:
                 loss: float = loss_of(worker.torch.load(model, job.read()), tested).item()
             tokens = statuses[0].steps * BATCH * CONTEXT  # those of dropped reports as well
             print(f"{tokens:9,} {seconds:8.1f} {pushed / 1e6:9.1f} {loss:6.3f}", flush=True)
+            if records is not None:
+                records.test({"loss": loss})
             if ended:
                 return loss
             time.sleep(2)
@@ -168,14 +177,18 @@ def serve(options: argparse.Namespace) -> float:
     """Start the shards and a learner of each speed, and follow them; returns the last loss."""
     model = make_model(small=options.small)
     tested = torch.cat([read_rows(path)[1][:100] for path in options.text])
-    with worker.start(worker.torch.fragments(model, FRAGMENTS), **HOW) as job:
+    tables = worker.torch.fragments(model, 1 if options.in_step else FRAGMENTS)
+    with (
+        worker.start(tables, **HOW) as job,
+        nullcontext() if options.out is None else deploy.record(job, options.out) as records,
+    ):
         job.save(options.job)
         learners = [
             subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--learner", f"{number}"])
             for number in range(len(SPEEDS))
         ]
         try:
-            return follow(job, model, tested, learners)
+            return follow(job, model, tested, learners, records)
         finally:
             for learner in learners:
                 learner.kill()
@@ -187,6 +200,8 @@ def run_learner(options: argparse.Namespace) -> None:
     slower = fastest / SPEEDS.get(name, fastest)
     rows, _ = read_rows(options.text[number % len(options.text)])
     steps = round(options.steps / slower)
+    if options.in_step:  # together as many as those that never wait
+        steps = round(options.steps * sum(SPEEDS.values()) / fastest / len(SPEEDS))
     batches = draw_batches(rows, steps, number, options.pace * slower)
     with ps.connect(options.job) as job:
         learn(make_model(small=options.small), batches, job, name, options.link)
@@ -198,7 +213,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=480, help="of the fastest learner")
     parser.add_argument("--pace", type=float, default=0.25, help="seconds of its steps")
     parser.add_argument("--link", choices=LINKS, default="none", help="of each learner")
-    parser.add_argument("--small", action="store_true", help="a model of 34 thousand weights")
+    parser.add_argument("--small", action="store_true", help="a model of 36 thousand weights")
+    parser.add_argument("--in-step", action="store_true", help="learners wait for each other")
+    parser.add_argument("--out", type=Path, help="the folder to record the run in")
     parser.add_argument("--alone", action="store_true", help="train without shards")
     parser.add_argument("--job", type=Path, default=Path("job.json"), help="the job's file")
     parser.add_argument("--learner", type=int, help="be the learner of this number in the job")
@@ -208,6 +225,8 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     options = parse_options()
     torch.set_num_threads(1)
+    if options.in_step:
+        HOW["strategy"] = "local_sgd:h=1"
     if options.learner is not None:
         run_learner(options)
     elif options.alone:

@@ -34,6 +34,7 @@ WEIGHTS = "weights.safetensors"
 CAFFEMODEL = "weights.caffemodel"
 LOSS_PLOT = "loss.png"
 STALENESS_PLOT = "staleness.png"
+COSTS_PLOT = "costs.png"
 SNAPSHOTS = "snapshots"
 LOGS = "logs"
 FILES = {

@@ -1,4 +1,4 @@
-"""Two plots of a run, drawn from its `updates.parquet`: its loss and its staleness.
+"""Plots of a run, drawn from its `updates.parquet`: its loss, its staleness, and what a loss costs.
 
 The file is read in batches and points are thinned out, so that a long run needs no more memory than
 a short one; counts and extremes come from every row. matplotlib is imported only when a plot is
@@ -6,7 +6,7 @@ drawn. It writes to files and needs no display.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from deploy.run.evaluations_csv import read_evaluations
+from deploy.run.folder import EVALUATIONS, UPDATES
 from deploy.run.summary import Summary
 from deploy.run.updates_parquet import read_updates
 from shards.errors import GiveUp
@@ -39,13 +41,15 @@ _TEST = "#1b7837"
 class Losses(msgspec.Struct, frozen=True):
     """A sample of the updates that shard 0 applied, in order, as arrays of equal length.
 
-    `samples` is the total number trained on by then; `seconds` is the time since the first update.
+    `samples` is the total number trained on by then; `seconds` is the time since the first update;
+    `pushed` are the bytes that all shards got by then, reckoned from shard 0's share of the whole.
     """
 
     worker: NDArray[np.object_]
     loss: Floats
     samples: Integers
     seconds: Floats
+    pushed: Floats
 
 
 class Gaps(msgspec.Struct, frozen=True):
@@ -76,7 +80,7 @@ def plot_loss(updates: Path, summary: Summary, out: Path, tests: Sequence[Evalua
     if len(losses.loss):
         _draw_updates_axis(by_samples, max(1, summary.updates) / max(1, losses.samples[-1]) * 1e3)
         by_seconds.legend(loc="upper right", frameon=False, fontsize=9)
-    _finish(figure, _test_heading(summary), summary, out)
+    _finish(figure, _test_heading(summary), _ran(summary), out)
 
 
 def plot_staleness(updates: Path, summary: Summary, out: Path) -> None:
@@ -89,7 +93,43 @@ def plot_staleness(updates: Path, summary: Summary, out: Path) -> None:
     figure, (histogram, gaps) = _figure()
     _draw_histogram(histogram, count_staleness(updates), summary)
     _draw_gaps(gaps, read_gaps(updates), summary.staleness_bound)
-    _finish(figure, _how_stale(summary), summary, out)
+    _finish(figure, _how_stale(summary), _ran(summary), out)
+
+
+def plot_costs(runs: Mapping[str, Path], out: Path) -> None:
+    """Draw the loss of runs against samples, seconds and bytes pushed, into the PNG `out`.
+
+    `runs` are run folders by the label of each. Of one run each point is an update, as in
+    `plot_loss`, and its tests' loss is drawn as well. Of several each is a curve: of its tests'
+    loss, or without any the running mean of its updates' loss. Raises BadInput for a folder without
+    a record of updates, GiveUp if the disk is full or fails.
+    """
+    figure, panels = _figure(3)
+    for number, (label, folder) in enumerate(runs.items()):
+        losses = read_losses(folder / UPDATES)
+        tests = _read_test_losses(folder)
+        samples = np.array([test.samples for test in tests], np.float64)
+        seconds = np.array([test.seconds for test in tests], np.float64)
+        pushed = np.interp(samples, [0, *losses.samples], [0, *losses.pushed])
+        points = samples, seconds, pushed
+        xs = losses.samples.astype(np.float64), losses.seconds, losses.pushed
+        heights = [test.figures["loss"] for test in tests]
+        for axes, x, x_of_tests, scale in zip(panels, xs, points, (1e3, 1, 1e6), strict=True):
+            if len(runs) == 1:
+                _draw_losses(axes, x / scale, losses)
+            elif not tests:
+                axes.plot(x / scale, running_mean(losses.loss), color=f"C{number}", label=label)
+            if tests:
+                colour, name = (_TEST, "test") if len(runs) == 1 else (f"C{number}", label)
+                axes.plot(x_of_tests / scale, heights, ".-", color=colour, label=name)
+    labels = "samples trained on, thousands", "seconds", "MB pushed"
+    for axes, xlabel in zip(panels, labels, strict=True):
+        axes.set_xlabel(xlabel)
+        axes.autoscale(axis="x")  # over all runs and their tests
+        axes.set_xlim(left=0)
+    panels[0].set_ylabel("loss")
+    panels[-1].legend(loc="upper right", frameon=False, fontsize=9)
+    _finish(figure, "Loss by samples, time and bytes", ", ".join(runs), out)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -99,22 +139,26 @@ def read_losses(updates: Path, most: int = _MAX_POINTS) -> Losses:
     """The losses on shard 0, thinned to about `most` updates; skips updates without a loss."""
     # Randomly, not every nth: workers take turns, so every nth update may be the same worker's.
     rng, chosen = np.random.default_rng(0), min(1.0, most / max(1, _rows(updates)))
-    workers, losses, samples, seconds = [], [], [], []
-    seen = 0
-    for batch in read_updates(updates, ("worker", "loss", "samples", "time"), shard=0):
+    workers, losses, samples, seconds, pushed = [], [], [], [], []
+    seen, sent = 0, 0.0
+    for batch in read_updates(updates, ("worker", "loss", "samples", "time", "bytes"), shard=0):
         total = seen + batch.column("samples").to_numpy().cumsum()
+        total_bytes = sent + batch.column("bytes").to_numpy().cumsum()
         loss = batch.column("loss").to_numpy(zero_copy_only=False)
         drawn = np.isfinite(loss) & (rng.random(len(loss)) < chosen)
         workers.append(batch.column("worker").to_numpy(zero_copy_only=False)[drawn])
         losses.append(loss[drawn])
         samples.append(total[drawn])
         seconds.append(batch.column("time").to_numpy()[drawn])
-        seen = int(total[-1]) if len(total) else seen
+        pushed.append(total_bytes[drawn])
+        seen, sent = (int(total[-1]), float(total_bytes[-1])) if len(total) else (seen, sent)
+    share = sent / max(1, _count_bytes(updates)) or 1.0
     return Losses(
         np.concatenate([np.empty(0, object), *workers]),
         np.concatenate([np.empty(0), *losses]),
         np.concatenate([np.empty(0, np.int64), *samples]),
         np.concatenate([np.empty(0), *seconds]),
+        np.concatenate([np.empty(0), *pushed]) / share,
     )
 
 
@@ -145,6 +189,20 @@ def read_gaps(updates: Path, spans: int = _SPANS) -> Gaps:
     filled = sums[0] > 0
     count, seconds, total = sums[:, filled]
     return Gaps(seconds / count, least[filled], total / count, most[filled])
+
+
+def _read_test_losses(folder: Path) -> list[Evaluation]:
+    """The tests of a run that have a loss; none if the run made no tests."""
+    path = folder / EVALUATIONS
+    tests = read_evaluations(path) if path.exists() else []
+    return [test for test in tests if "loss" in test.figures]
+
+
+def _count_bytes(updates: Path) -> int:
+    """The bytes of all pushes to all shards."""
+    return sum(
+        int(batch.column("bytes").to_numpy().sum()) for batch in read_updates(updates, ("bytes",))
+    )
 
 
 def _rows(updates: Path) -> int:
@@ -291,12 +349,12 @@ def _colours(count: int) -> list[tuple[float, ...]]:
     return [colormaps["turbo"](number / (count - 1)) for number in range(count)]
 
 
-def _figure() -> "tuple[Figure, NDArray[np.object_]]":
-    """An empty figure with two panels. It avoids pyplot, which never frees figures."""
+def _figure(count: int = 2) -> "tuple[Figure, NDArray[np.object_]]":
+    """An empty figure with some panels. It avoids pyplot, which never frees figures."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.6), layout="constrained", facecolor="white")
-    panels = figure.subplots(1, 2)
+    panels = figure.subplots(1, count)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
@@ -304,11 +362,11 @@ def _figure() -> "tuple[Figure, NDArray[np.object_]]":
     return figure, panels
 
 
-def _finish(figure: "Figure", heading: str, summary: Summary, out: Path) -> None:
+def _finish(figure: "Figure", heading: str, subject: str, out: Path) -> None:
     from PIL import Image
 
     figure.suptitle(f"{heading}\n", fontsize=14, fontweight="bold", color=_INK)
-    figure.text(0.5, 0.925, _ran(summary), ha="center", va="top", fontsize=10, color=_FAINT)
+    figure.text(0.5, 0.925, subject, ha="center", va="top", fontsize=10, color=_FAINT)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=130)
     # Thousands of translucent points in full colour take half a megabyte; a palette, a fifth of it.

@@ -7,7 +7,7 @@
 All calls are made in the process and the thread that called `worker.run`, `worker.train` or `fit`;
 workers never wait for a callback. The order of the calls is
 
-    started, (progressed | evaluated | notice) ..., chosen, ended
+    started, (progressed, recorded | evaluated | notice) ..., chosen, ended
 
 `Watch` makes them: it is the observer of the job, and closes the callbacks whatever ends the run.
 """
@@ -126,6 +126,11 @@ class Callback:
 
     def progressed(self, status: RunStatus) -> None:
         """The progress of the run, about twice a second."""
+
+    def recorded(self, records: list[NDArray[np.void]]) -> None:
+        """The records of the updates since the last call: an array for each shard, a row an update,
+        with the columns of `updates.parquet`.
+        """
 
     def evaluated(self, result: Evaluation, parameters: Parameters) -> None:
         """The result of a test, and the parameters that were tested."""
@@ -303,6 +308,7 @@ class Watch:
         )
         self._last = seconds, first.samples
         self._call("progressed", status)
+        self._call("recorded", records)
         return bool(self._run.reason)
 
     def evaluated(self, result: Evaluation, weights: Floats) -> None:
