@@ -1,0 +1,31 @@
+"""Ray Train: DistributedDataParallel in Ray actors."""
+
+from pathlib import Path
+
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from tests.bench.endtoend.programs.ddp import train
+from tests.bench.endtoend.programs.task import Task, read_task
+
+
+def train_here(config: dict[str, Task]) -> None:
+    train(config["task"], Path(f"{config['task'].record}.snapshot"))
+
+
+def main() -> None:
+    task = read_task()
+    ray.init(num_cpus=task.workers + 1, runtime_env={"working_dir": str(Path(__file__).parent)})
+    TorchTrainer(
+        train_here,
+        train_loop_config={"task": task},
+        scaling_config=ScalingConfig(num_workers=task.workers),
+        run_config=RunConfig(
+            storage_path=f"{task.record}.ray", failure_config=FailureConfig(max_failures=100)
+        ),
+    ).fit()
+
+
+if __name__ == "__main__":
+    main()
