@@ -27,6 +27,7 @@ from ps.snapshots.catalog import LoadedSnapshot
 from worker import spark
 from worker.callbacks.progress_line import COMPILES_FIRST
 from worker.data.source import Source
+from worker.job.compile_ahead import compile_ahead
 from worker.job.run_control import RunControl, SnapshotOrder
 from worker.job.runner import run_job
 from worker.spark.signals import (
@@ -83,6 +84,7 @@ def run(
         source = inputs.train if isinstance(inputs.train, Source) else None
         # Small data is read before Ray and Spark start: only reading finds faults such as a NaN.
         table = pa.Table.from_batches(inputs.train.batches()) if source is None else None
+        await_compiler = compile_ahead(inputs.job)
         with hangup_spares_children():
             session = ray_and_spark.start(settings, progress, stack)
         progress.starting("the shards and workers")
@@ -91,6 +93,7 @@ def run(
                 df = spark.number_partitions(session, settings.workers)
             else:
                 df = session.createDataFrame(table)
+        await_compiler()
         outcome = run_job(
             df,
             inputs.job,

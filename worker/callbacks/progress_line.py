@@ -22,7 +22,7 @@ from worker.training.evaluation import Evaluation, in_words
 _EVERY_S = 5.0  # between lines that are not redrawn in place
 _BAR = 20  # characters
 _NOTEBOOK_COLUMNS = 100
-COMPILES_FIRST = "compiling the kernels, once on this machine: the first steps take up to a minute"
+COMPILES_FIRST = "compiling the kernels, once on this machine, which takes up to a minute"
 
 
 class ProgressLine(Callback):

@@ -27,6 +27,7 @@ from shards.tables import Layout
 from worker import spark
 from worker.data.source import Source
 from worker.job import initial_state
+from worker.job.compile_ahead import compile_ahead
 from worker.job.inputs import JobInputs, prepare
 from worker.job.outcome import Notices, Observer, Outcome
 from worker.job.run_control import RunControl
@@ -141,6 +142,7 @@ def shards_of(
     specs: Sequence[ShardSpec], job: Job, inputs: JobInputs, notify: Callable[[str], None]
 ) -> Iterator[JobShards]:
     """The shards of a job that is `settled`, in their initial state; they end with the context."""
+    await_compiler = compile_ahead(job)
     with JobShards(
         specs,
         _starting(job),
@@ -149,6 +151,7 @@ def shards_of(
         notify=notify,
     ) as job_shards:
         _install(inputs, job, job_shards)
+        await_compiler()
         yield job_shards
 
 
