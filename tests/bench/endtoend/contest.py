@@ -91,7 +91,11 @@ CONTENDERS = {
 
 
 class Trial(NamedTuple):
-    """One run: the options of `programs/task.py`, and how often a worker of it is killed."""
+    """One run: the options of `programs/task.py`, and what is done to it.
+
+    `kill_every_s`: how often a worker is killed. `cold`: as on a fresh machine, without bytecode
+    and without numba's cache.
+    """
 
     target: float = 0.985
     workers: int = 4
@@ -99,13 +103,15 @@ class Trial(NamedTuple):
     between: int = 12_800
     slow: float = 1.0
     kill_every_s: float | None = None
+    cold: bool = False
     seed: int = 1
     rate: float = 0.05
     momentum: float = 0.0
 
     def options(self) -> list[str]:
-        options = self._replace(kill_every_s=None)._asdict().items()
-        return [word for name, v in options if v is not None for word in (f"--{name}", str(v))]
+        of_the_contest = {"kill_every_s", "cold"}
+        options = {name: v for name, v in self._asdict().items() if name not in of_the_contest}
+        return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
 class Outcome(NamedTuple):
@@ -135,7 +141,7 @@ def run_trial(contender: Contender, trial: Trial, limit_s: float) -> Outcome:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", subreaper.__file__, *command],
                 cwd=folder,
-                env=make_environment(contender),
+                env=make_environment(contender, Path(folder) / "caches" if trial.cold else None),
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
@@ -161,13 +167,18 @@ def run_trial(contender: Contender, trial: Trial, limit_s: float) -> Outcome:
         )
 
 
-def make_environment(contender: Contender) -> dict[str, str]:
-    """The variables with which Spark has the contender's Python, and every process this folder."""
+def make_environment(contender: Contender, caches: Path | None) -> dict[str, str]:
+    """The variables with which Spark has the contender's Python, and every process this folder.
+
+    `caches`: where bytecode and compiled loops are looked for, if not beside their files.
+    """
     python = str(contender.python)
     pythons = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
     spark = spark_environment({**os.environ, **pythons})
     folders = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return {**os.environ, **spark, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    names = ("PYTHONPYCACHEPREFIX", "NUMBA_CACHE_DIR") if caches is not None else ()
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    return {**os.environ, **spark, **own, **dict.fromkeys(names, str(caches))}
 
 
 def end_program(process: subprocess.Popen[bytes]) -> float:
