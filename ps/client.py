@@ -40,7 +40,7 @@ from ps.session.session import Session
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.residual_writer import ResidualWriter
-from ps.snapshots.worker_state import NO_STATE, OwnState
+from ps.snapshots.worker_state import NO_STATE, Arrays, OwnState, WorkerState
 from ps.storage import Place
 from ps.transport.cluster_connection import ClusterConnection, connect_successor, establish
 from ps.transport.link_model import LinkModel, link_of
@@ -90,8 +90,8 @@ class Client(ClientContext):
     `cluster` is the description of the shards, or the path of a file that `Cluster.save` wrote.
     The options are those of `ps.Job.worker`. With `keep`, the residual and the result of
     `own_state` are written there for each snapshot of the job (ps/snapshots/residual_writer.py).
-    `in_flight` (ps/session/flow_control.py) and `stripes`
-    (ps/transport/striping.py) follow from the measured link unless they are given.
+    `in_flight` (ps/session/flow_control.py) and `stripes` (ps/transport/striping.py) follow from
+    the measured link unless they are given.
 
     `rolled_back` holds the last rollback of each shard that died and was restored from its
     autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks, and
@@ -164,7 +164,7 @@ class Client(ClientContext):
         )
         self._switch_to(self._connect(cluster))
         self._compresses = self._current.session.encoder.feedback is not None
-        self._residual_writer = (
+        self.residual_writer = (
             ResidualWriter(keep, cluster.job, worker, incarnation) if keep is not None else None
         )
         try:
@@ -430,7 +430,7 @@ class Client(ClientContext):
     def write_requested_state(self) -> None:
         """Write this worker's state if a snapshot wants it; pulls and pushes do so, too."""
         self.check_process()
-        if self._residual_writer is not None and self._residual_writer.requested:
+        if self.residual_writer is not None and self.residual_writer.requested:
             self._write_residual()
 
     @property
@@ -462,7 +462,7 @@ class Client(ClientContext):
     def _leave(self) -> None:
         try:
             self.flush()
-            if self._residual_writer is not None and self.seq:
+            if self.residual_writer is not None and self.seq:
                 self._write_residual()
             self._leaving = True
             self._current.send(self._current.session.leave(time.monotonic()))
@@ -477,18 +477,17 @@ class Client(ClientContext):
             return
         self._closed = True
         self._current.close()
-        if self._residual_writer is not None:
-            self._residual_writer.close()
+        if self.residual_writer is not None:
+            self.residual_writer.close()
+
+    def copy_state(self) -> tuple[WorkerState, Arrays] | None:
+        """This worker's state, copied, for a file; None while `own_state` has none."""
+        return residuals.copy_state(self.session, self.step, self.clock, self.own_state())
 
     def _write_residual(self) -> None:
         """Write this worker's state for a snapshot of the shards, in the background."""
-        assert self._residual_writer is not None, "only with `keep`"
-        state = self.own_state()
-        if state is not None:
-            session = self._current.session
-            self._residual_writer.write(
-                *residuals.copy_state(session, self.step, self.clock, state)
-            )
+        if self.residual_writer is not None and (state := self.copy_state()) is not None:
+            self.residual_writer.write(*state)
 
     # --- resharding -------------------------------------------------------------------------------
 
@@ -555,7 +554,7 @@ class Client(ClientContext):
             if deadline is not None and (deadline <= now or self._current.links.waiting):
                 self._turn(0.0)
         self._pacing.listens = True
-        if self._residual_writer is not None and self._residual_writer.requested:
+        if self.residual_writer is not None and self.residual_writer.requested:
             self._write_residual()
         return now
 

@@ -21,6 +21,7 @@ from ps.process_owner import Opener
 from ps.session.events import Unreachable
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.residual_writer import find_residuals, gather_residuals, sweep_residuals
+from ps.snapshots.worker_saves import sweep_saves
 from ps.snapshots.worker_state import SavedWorkerState
 from shards.errors import DownpourError, Retry
 from shards.shard_state import ShardState
@@ -189,6 +190,7 @@ class SnapshotScheduler(ClosingContext):
         if self._worker_states:
             try:
                 sweep_residuals(self._catalog.store)
+                sweep_saves(self._catalog.store)
             except OSError as error:
                 uri = self._catalog.store.place
                 self._logger.warning("old states of workers in %s: %s", uri, error.strerror)

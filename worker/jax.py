@@ -42,6 +42,7 @@ from worker.job.framework_loop import (
 )
 from worker.strategies import Strategy
 from worker.training.context import Context
+from worker.training.optimizer_state import OptimizerState, TensorForm, pack, unpack
 
 __all__ = ["DistributedParams", "join", "load", "params", "wrap"]
 
@@ -81,7 +82,7 @@ def wrap(tree: Any, optimizer: Any, ctx: Context) -> "DistributedParams":
     `tree` gives the structure; its values are replaced by the shards' weights. With `optimizer`
     None each strategy takes its usual steps. An optimiser with Optax's `init` and `update` takes
     the local steps of a strategy that has such steps, as `local_sgd`, `easgd` and `diloco`; its
-    state stays with the worker and is lost with it. Raises BadInput for an optimiser with a
+    state is saved with the worker's. Raises BadInput for an optimiser with a
     strategy that pushes gradients, because there the shards update by the table's rule.
     """
     return make_adapter(partial(DistributedParams, tree, optimizer), ctx)
@@ -123,19 +124,11 @@ class DistributedParams:
         self._names = list(named)
         self._structure = jax.tree_util.tree_structure(tree)
         self._views = TableViews({me.table.name: (me.table, Structure("wrap", named))})
-        self._host: Floats | None = None  # the weights after a step of the optimiser
-        self._table: DenseTable = me.table
-        self._gradients: Any = None
-        self._state: Any = None
-        self._update: Any = None
+        self._optimizer: _TreeOptimizer | None = None
         if optimizer is not None:
             _check_optimizer(optimizer, me.plan.strategy)
-            self._update = jax.jit(_make_update(optimizer, jax))
-        self._steps = LoopSteps(
-            me, show=self._show, optimized=None if optimizer is None else self._step_optimizer
-        )
-        if optimizer is not None and not self._steps.is_done:
-            self._state = optimizer.init(self.params)
+            self._optimizer = _TreeOptimizer(self, optimizer, me.table)
+        self._steps = LoopSteps(me, show=self._show, optimizer=self._optimizer)
 
     @property
     def lost(self) -> str:
@@ -153,10 +146,10 @@ class DistributedParams:
         _, gradient = self._steps.begin()
         if self._jax.tree_util.tree_structure(gradients) != self._structure:
             raise BadInput("step: gradients", expected="a pytree with the structure of `params`")
-        if self._update is None:
-            self._write(gradients, gradient)
+        if self._optimizer is None:
+            self.write(gradients, gradient)
         else:
-            self._gradients = gradients
+            self._optimizer.gradients = gradients
         self._steps.take(gradient, loss, samples)
 
     def finish(self) -> None:
@@ -178,19 +171,71 @@ class DistributedParams:
         leaves = [to_array(views[name]) for name in self._names]
         self.params = self._jax.tree_util.tree_unflatten(self._structure, leaves)
 
-    def _write(self, tree: Any, arena: Floats) -> None:
+    def write(self, tree: Any, arena: Floats) -> None:
         """Write the arrays of a tree into an arena, and zeros into its padding; raises BadInput."""
         leaves = self._jax.tree_util.tree_leaves(tree)
         self._views.write(None, dict(zip(self._names, leaves, strict=True)), arena)
 
-    def _step_optimizer(self) -> Floats:
-        """The weights after a step of the optimiser, in an arena of this worker's."""
-        self.params, self._state = self._update(self._gradients, self._state, self.params)
-        self._gradients = None
-        if self._host is None:
-            self._host = self._table.empty()
-        self._write(self.params, self._host)
+
+class _TreeOptimizer:
+    """An optimiser as Optax's, which takes the local steps of a worker's parameters.
+
+    An array of its state is named by its path there.
+    """
+
+    def __init__(self, target: DistributedParams, optimizer: Any, table: DenseTable) -> None:
+        self.gradients: Any = None
+        self._jax = _jax()
+        self._target = target
+        self._optimizer = optimizer
+        self._update = self._jax.jit(_make_update(optimizer, self._jax))
+        self._state: Any = None
+        self._host = table.empty()
+
+    def step(self) -> Floats:
+        """The weights after a step with `gradients`, in an arena of this worker's."""
+        target = self._target
+        target.params, self._state = self._update(self.gradients, self._state, target.params)
+        self.gradients = None
+        target.write(target.params, self._host)
         return self._host
+
+    def begin(self, saved: OptimizerState | None) -> None:
+        """Make a fresh state, or continue with `saved`; raises BadInput if it does not fit."""
+        self._state = self._optimizer.init(self._target.params)
+        if saved is None:
+            return
+        saved.check(self.save())
+        named, structure = self._leaves()
+        leaves = [
+            self._jax.numpy.asarray(
+                unpack(name, saved.arrays[name], np.dtype(form.dtype), form.shape)
+            )
+            if (form := saved.forms.get(name)) is not None
+            else leaf
+            for name, leaf in named
+        ]
+        self._state = self._jax.tree_util.tree_unflatten(structure, leaves)
+
+    def save(self) -> OptimizerState:
+        """The present state; its arrays are copies."""
+        named, _ = self._leaves()
+        # A random key of JAX's has no dtype of NumPy's, and stays with the worker.
+        arrays = {
+            name: np.asarray(leaf)
+            for name, leaf in named
+            if isinstance(getattr(leaf, "dtype", None), np.dtype)
+        }
+        return OptimizerState(
+            "Optax",
+            {name: TensorForm(str(array.dtype), array.shape) for name, array in arrays.items()},
+            {name: pack(array) for name, array in arrays.items()},
+        )
+
+    def _leaves(self) -> tuple[list[tuple[str, Any]], Any]:
+        """The leaves of the state by their paths, and its structure."""
+        paths, structure = self._jax.tree_util.tree_flatten_with_path(self._state)
+        return [(self._jax.tree_util.keystr(path), leaf) for path, leaf in paths], structure
 
 
 def _make_update(optimizer: Any, jax: Any) -> Any:

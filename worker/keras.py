@@ -27,6 +27,7 @@ from shards.extras import missing
 from shards.tables import DenseTable
 from worker.job.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, worker_of
 from worker.training.context import Context
+from worker.training.optimizer_state import OptimizerState, TensorForm, pack, unpack
 
 __all__ = ["callback", "load", "params"]
 
@@ -78,7 +79,8 @@ def callback(ctx: Context) -> Any:
 
         def on_train_begin(self, logs: Any = None) -> None:
             self.variables = _Variables(self.model, me)
-            self.steps = LoopSteps(me, show=self.variables.show, optimized=self.variables.read)
+            optimizer = _FitOptimizer(self.model, self.variables)
+            self.steps = LoopSteps(me, show=self.variables.show, optimizer=optimizer)
             ctx.lost = self.steps.lost
             ctx.at_end(self.steps.finish)
 
@@ -110,23 +112,69 @@ class _Variables:
         """Give the model these weights, unless it has them."""
         if weights is self._host:
             return
-        self._sync()
+        self.sync()
         views = self._table.views(weights)
         for name, variable in self._variables.items():
             variable.assign(views[name])
 
     def read(self) -> Floats:
         """The model's weights, in memory of this worker's."""
-        self._sync()
+        self.sync()
         views = self._table.views(self._host)
         for name, variable in self._variables.items():
             np.copyto(views[name], _array(variable))
         return self._host
 
-    def _sync(self) -> None:
+    def sync(self) -> None:
         """On JAX, `fit` keeps the weights outside of the variables until it is asked for them."""
         if hasattr(self._model, "jax_state_sync"):
             self._model.jax_state_sync()
+
+
+class _FitOptimizer:
+    """The optimiser of a model, with which `fit` takes the local steps.
+
+    A variable of its state is named by its place among them: Keras puts the numbers of layers,
+    which count all models of a process, into its name.
+    """
+
+    def __init__(self, model: Any, variables: _Variables) -> None:
+        self._model = model
+        self._weights = variables
+
+    def step(self) -> Floats:
+        """The weights after a step of `fit`."""
+        return self._weights.read()
+
+    def begin(self, saved: OptimizerState | None) -> None:
+        """Continue with `saved`; raises BadInput if it is of another optimiser.
+
+        Another worker's rate is not taken.
+        """
+        optimizer = self._model.optimizer
+        if not optimizer.built:
+            optimizer.build(self._model.trainable_variables)
+        if saved is None:
+            return
+        saved.check(self.save())
+        for name, variable in self._named().items():
+            if not (saved.worker and variable is optimizer._learning_rate):
+                form = saved.forms[name]
+                dtype = np.dtype(form.dtype)
+                variable.assign(unpack(name, saved.arrays[name], dtype, form.shape))
+
+    def save(self) -> OptimizerState:
+        """The present state; its arrays are copies."""
+        self._weights.sync()
+        arrays = {name: _array(variable) for name, variable in self._named().items()}
+        return OptimizerState(
+            type(self._model.optimizer).__name__,
+            {name: TensorForm(str(array.dtype), array.shape) for name, array in arrays.items()},
+            {name: pack(array) for name, array in arrays.items()},
+        )
+
+    def _named(self) -> dict[str, Any]:
+        return {str(n): variable for n, variable in enumerate(self._model.optimizer.variables)}
 
 
 def _variables(label: str, model: Any) -> dict[str, Any]:

@@ -25,8 +25,9 @@ folder.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from urllib.parse import quote
@@ -36,6 +37,7 @@ import msgspec
 from ps.logs import logger
 from ps.snapshots import checked_json
 from ps.snapshots.manifest import load_manifest
+from ps.snapshots.worker_saves import WorkerSaves
 from ps.snapshots.worker_state import (
     Arrays,
     SavedWorkerState,
@@ -75,31 +77,40 @@ class ResidualWriter:
         self._logger = logger(__name__, job=job, worker=worker)
         self._seq = 0  # of the last state to keep
         self._written: list[str] = []
-        self._states: SimpleQueue[tuple[WorkerState, Arrays] | None] = SimpleQueue()
+        self._saves = WorkerSaves(open_store(uri), job, worker)
+        self._writes: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name=f"residual-{worker}", daemon=True)
         self._thread.start()
 
     def write(self, state: WorkerState, arrays: Arrays) -> None:
         """Start writing a state; the caller must not change the arrays afterwards."""
         self.requested, self._seq = False, state.seq
-        self._states.put((state, arrays))
+        self._writes.put(partial(self._write, state, arrays))
+
+    def begin_save(self, *, waits: bool) -> bool:
+        """Return whether `save` may be called now; `waits`: in any case, at a worker's end."""
+        return self._saves.begin(waits=waits)
+
+    def save(self, state: WorkerState, arrays: Arrays) -> None:
+        """Start writing a state for the worker's next life (worker_saves.py)."""
+        self._writes.put(partial(self._saves.write, state, arrays))
 
     def close(self) -> None:
         """Wait until everything is written."""
-        self._states.put(None)
+        self._writes.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while True:
             try:
-                pending = self._states.get(timeout=_WORKER_POLL_S)
+                write = self._writes.get(timeout=_WORKER_POLL_S)
             except Empty:
                 self.requested = self._is_requested()
                 continue
-            if pending is None:
+            if write is None:
                 return
             try:
-                self._write(*pending)
+                write()
             except OSError as error:
                 self._fail(error)
 

@@ -64,9 +64,14 @@ def save(path: Path, session: Session, step: int, clock: int) -> None:
 
 
 def copy_state(
-    session: Session, step: int, clock: int, driver_state: OwnState
-) -> tuple[WorkerState, Arrays]:
-    """This worker's present state, with its driver's; the arrays of the residual are copies."""
+    session: Session, step: int, clock: int, driver_state: OwnState | None
+) -> tuple[WorkerState, Arrays] | None:
+    """This worker's present state, with its driver's; the arrays of the residual are copies.
+
+    None if the driver has none now.
+    """
+    if driver_state is None:
+        return None
     feedback = session.encoder.feedback
     residual = feedback.state() if feedback is not None else {}
     arrays = {name: array.copy() for name, array in residual.items()}

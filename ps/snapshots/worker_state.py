@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -34,13 +33,13 @@ from shards.shard_state import array_name
 _KEY = "downpour"
 _OWN = ""  # the arrays of a strategy are those of a table without a name, which no job has
 
-Arrays = Mapping[str, NDArray[np.float32]]
+Arrays = Mapping[str, NDArray[Any]]
 
 
 class OwnState(msgspec.Struct, frozen=True):
     """State that a worker's driver keeps between pushes, besides the residual.
 
-    `arrays` are flat float32 by name, and must not change any more. `values` are numbers and texts.
+    `arrays` are flat, by name, and must not change any more. `values` can be written as JSON.
     """
 
     arrays: Arrays = {}

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -116,6 +118,32 @@ def test_one_worker_is_the_plain_loop(optimizer: Callable[[float], Any] | None) 
     assert np.allclose(found["bias"], plain["bias"], atol=1e-5)
 
 
+def test_an_optimizer_continues_where_its_last_life_ended(tmp_path: Path) -> None:
+    """Its state is saved with the worker's: two lives are the plain loop. One that does not fit is
+    named, and a fresh one begins."""
+    own = momentum(0.05)
+    plain, state = line(), own.init(line())
+    for x in batches(5, 12):
+        changes, state = own.update(gradient(plain, x)[1], state, plain)
+        plain = jax.tree_util.tree_map(lambda one, change: one + change, plain, changes)
+    how: dict[str, Any] = {"strategy": "local_sgd:h=3", "keep": tmp_path}
+    with worker.start(worker.jax.params(line()), strategy="local_sgd:h=3", on="threads") as job:
+        for life in range(2):
+            given = momentum(0.05)
+            with worker.jax.join(job, "w0", line(), given, incarnation=life, **how) as opt:
+                for x in batches(5, 12)[6 * life : 6 * (life + 1)]:
+                    opt.step(gradient(opt.params, x)[1])
+            assert opt.lost == ""
+        found = worker.jax.load(line(), job.read())
+        other = SimpleNamespace(init=lambda _: {"mean": jax.numpy.zeros(2)}, update=own.update)
+        with worker.jax.join(job, "w0", line(), other, incarnation=2, **how) as opt:
+            pass
+    assert np.allclose(found["dense"][0], plain["dense"][0], atol=1e-5)
+    assert np.allclose(found["bias"], plain["bias"], atol=1e-5)
+    why = "its state: expected no ['bias'], got ['bias'] float32[]"
+    assert opt.lost == f"w0 began without the state of its optimizer: {why}"
+
+
 def test_parameters_that_are_kept_do_not_change() -> None:
     """They are the memory in which weights arrived, which is not used again while they are kept."""
     with (
@@ -208,3 +236,31 @@ def test_keras_trains_from_a_dataframe(spark: Any) -> None:
     assert np.abs(error).mean() < 1.5
     with pytest.raises(BadInput, match="load: expected the variable"):
         worker.keras.load(compiled(), {})
+
+
+def test_the_optimizer_of_a_keras_model_continues() -> None:
+    """Its variables are saved and assigned by name; of another worker's all but the rate."""
+    keras = pytest.importorskip("keras", reason="needs the extra `keras`")
+    x = np.random.default_rng(3).standard_normal((40, 3)).astype(np.float32)
+
+    def begun(rate: float) -> tuple[Any, Any]:
+        model = compiled()
+        model.compile(keras.optimizers.Adam(rate), "mse")
+        variables = SimpleNamespace(sync=model.jax_state_sync)
+        return model, worker.keras._FitOptimizer(model, variables)  # type: ignore[arg-type]
+
+    model, trained = begun(0.1)
+    trained.begin(None)
+    model.fit(x, x.sum(1), verbose=0)
+    saved = trained.save()
+    for name, rate in (("", 0.1), ("w1", 0.5)):
+        again, optimizer = begun(0.5)
+        optimizer.begin(msgspec.structs.replace(saved, worker=name))
+        assert float(again.optimizer.learning_rate) == pytest.approx(rate)
+        got = optimizer.save()
+        assert [
+            n for n in saved.arrays if got.arrays[n].tobytes() != saved.arrays[n].tobytes()
+        ] == (["1"] if name else [])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    with pytest.raises(BadInput, match="its state: expected SGD, got Adam"):
+        trained.begin(saved)

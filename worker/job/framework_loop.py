@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import ps
 from ps.client import Client
+from ps.logs import logger
 from shards import argument_checks
 from shards.errors import BadInput
 from shards.messages import MAX_SAMPLES
@@ -24,6 +25,7 @@ from worker.job.options import MAX_COUNT
 from worker.strategies import Strategy
 from worker.training.context import Context
 from worker.training.fragment_machine import build_machine
+from worker.training.optimizer_state import LocalOptimizer, OptimizerState
 from worker.training.own_loop import layout_for, plan_for
 from worker.training.step_machine import (
     BatchesRead,
@@ -121,6 +123,8 @@ def join_job(
         restart_state = restore_state(me.client, plan.strategy, snapshots=options.get("keep"))
         restart_state = restart_state.between_windows(plan.strategy.keeps)
         adapter = make(LoopWorker(job, me.client, layout, plan, restart_state, lambda: 0))
+        if adapter.lost:
+            logger("worker", job=job.cluster.job, worker=name).warning("%s", adapter.lost)
         yield adapter
         adapter.finish()
 
@@ -136,30 +140,22 @@ class LoopSteps:
         me: LoopWorker,
         *,
         show: Callable[[Floats], None],
-        optimized: Callable[[], Floats] | None,
+        optimizer: LocalOptimizer | None,
     ) -> None:
         """`show` is given the weights for each gradient, an arena that changes after the step.
 
-        `optimized` is for a loop with an optimiser of its own, which takes the strategy's local
-        steps: it returns the weights after one.
+        `optimizer` is that of a loop which has one of its own: it takes the strategy's local steps.
         """
         client, plan, restart_state, rows = me.client, me.plan, me.restart_state, me.rows
         plan.strategy.check(client.cluster.bound, plan.prefetch)
-        if optimized is not None and plan.rate_factor != 1:
+        if optimizer is not None and plan.rate_factor != 1:
             raise BadInput(
                 "rate_factor",
                 expected="none with an optimizer of the loop's own, which has the rate",
                 got=f"{plan.rate_factor:g}",
             )
         self.client = client
-        self.lost = restart_state.lost
-        if optimized is not None and client.seq:
-            without = "without the state of its optimizer"
-            self.lost = (
-                f"{restart_state.lost} and {without}"
-                if restart_state.lost
-                else f"{client.worker} continued {without}"
-            )
+        self.lost = restart_state.lost if optimizer is None else restart_state.lost_with_optimizer
         self._rows = rows
         self._rows_before = rows()
         self._show = show
@@ -173,13 +169,24 @@ class LoopSteps:
             ahead=client.best_prefetch,
             pulls_at_once=True,
             local=restart_state.local,
-            optimizer=optimized,
+            optimizer=None if optimizer is None else optimizer.step,
         )
-        self._driver = ClientDriver(client, machine)
+        self._driver = ClientDriver(client, machine, optimizer)
         self._wants = machine.wants()
         self._gradient_request: ComputeGradient | None = None
         self._shown_at = time.monotonic()
         self._continue(None)
+        if optimizer is not None and not self.is_done:
+            self._begin_optimizer(optimizer, restart_state.optimizer)
+
+    def _begin_optimizer(self, optimizer: LocalOptimizer, saved: OptimizerState | None) -> None:
+        try:
+            optimizer.begin(saved)
+        except BadInput as error:
+            assert saved is not None, "a fresh state always fits"
+            of = f"of {saved.worker}" if saved.worker else "of its optimizer"
+            self.lost = f"{self.client.worker} began without the state {of}: {error}"
+        self._driver.has_state = True
 
     @property
     def is_done(self) -> bool:
@@ -223,11 +230,12 @@ class LoopSteps:
         wish for a gradient ends the run.
         """
         self._gradient_request = None
+        self._driver.begin_step()
         try:
             want = self._wants.send(answer)
             while not isinstance(want, ComputeGradient):
                 if isinstance(want, ReadBatches):
-                    self.client.write_requested_state()
+                    self._driver.end_step()
                     want = self._wants.send(BatchesRead(1))
                 else:
                     want = self._wants.send(self._driver.carry_out(want))

@@ -166,7 +166,7 @@ def task_of(
     inputs: JobInputs, job: Job, cluster: Cluster, source: Source | None = None
 ) -> TaskSpec:
     """The specification of every worker's task."""
-    snapshot = inputs.snapshot if job.keeps_own_state else None
+    snapshot = inputs.snapshot if job.saves_worker_states else None
     return TaskSpec(
         cluster=cluster.for_workers(),
         plan=job.plan,
@@ -182,7 +182,7 @@ def task_of(
         compression=job.compression,
         device=job.device,
         patience_s=max(PATIENCE_S, _patience_s(job, inputs.tables)),
-        keep=_make_absolute(inputs.snapshots) if job.keeps_own_state else None,
+        keep=_make_absolute(inputs.snapshots) if job.saves_worker_states else None,
         resumed=snapshot.store.address if snapshot is not None else None,
         function=job.function,
     )
@@ -230,7 +230,7 @@ def _snapshotter(
         every_s=every_s,
         begins_at=begins_at,
         aligned=job.snapshots.snapshot_aligned,
-        worker_states=job.keeps_own_state,
+        worker_states=job.saves_worker_states,
         report=notify,
     )
 

@@ -300,7 +300,7 @@ class RunningJob:
 
     def _save_with_workers(self) -> None:
         """Take the last snapshot before the workers are cancelled, if it needs their states."""
-        if self.snapshotter is not None and self.job.keeps_own_state:
+        if self.snapshotter is not None and self.job.saves_worker_states:
             self._last = self.job_shards.admin.export()
             self._save(self._last, _STATES_S)
 

@@ -94,6 +94,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             compression.push is not None for compression in every
         )
 
+    @property
+    def saves_worker_states(self) -> bool:
+        """True if snapshots have states of workers; a function's loop may have an optimiser."""
+        may_optimize = self.function is not None and self.plan.strategy.takes_optimizer
+        return self.keeps_own_state or may_optimize
+
     def specs(self, tables: Sequence[TableSpec]) -> list[ShardSpec]:
         """The specs of the job's shards, with a new id for the job."""
         strategy = self.plan.strategy

@@ -213,6 +213,8 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True, meta
     """True if each dense table is pushed and pulled by itself, so that there may be several."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """The slots that outlive a push, which a worker loses when it is restarted."""
+    keeps_moments: ClassVar[bool] = False
+    """True if these are the moments of its local steps, which another worker's may stand for."""
 
     # --- the job's questions ----------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ class OuterMomentum(Windowed, frozen=True, kw_only=True):
     weight_decay: float = 0.1
 
     keeps: ClassVar[tuple[str, ...]] = AdamW.slot_names
+    keeps_moments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_options(self, h=check_window, outer_lr=positive, momentum=share, weight_decay=share)

@@ -219,7 +219,7 @@ def wrap(model: Any, optimizer: Any, ctx: Context) -> "DistributedOptimizer":
     The model takes the shards' weights at once, so call this once, before the loop. With
     `optimizer` None each strategy takes its usual steps. A `torch.optim.Optimizer` over the model's
     parameters takes the local steps of a strategy that has such steps, as `local_sgd`, `easgd` and
-    `diloco`; its state stays with the worker and is lost with it. Raises BadInput for an optimiser
+    `diloco`; its state is saved with the worker's. Raises BadInput for an optimiser
     with a strategy that pushes gradients, because there the shards update by the table's rule.
 
     A model with `Embedding` layers takes strategies that work with rows, and no optimiser; each

@@ -17,6 +17,7 @@ from worker.job.framework_loop import LoopSteps, LoopWorker, check_takes_optimiz
 from worker.job.row_steps import RowSteps, RowWorker
 from worker.strategies import Strategy
 from worker.torch.arena import Arena
+from worker.torch.local_optimizer import TorchOptimizer
 from worker.torch.model_tensors import (
     check_names,
     find_row_layers,
@@ -43,8 +44,8 @@ class DistributedOptimizer:
         self.client = me.client
         self._job = me.job
         self._arena = Arena(model, me.layout)
-        optimized = None if optimizer is None else self._step_optimizer
-        self._steps = LoopSteps(me, show=self._arena.show, optimized=optimized)
+        local = None if optimizer is None else TorchOptimizer(optimizer, model, self._arena)
+        self._steps = LoopSteps(me, show=self._arena.show, optimizer=local)
 
     @property
     def lost(self) -> str:
@@ -99,11 +100,6 @@ class DistributedOptimizer:
         The end of the function of `worker.run`, or of the block of `join`, does this.
         """
         self._steps.finish()
-
-    def _step_optimizer(self) -> Floats:
-        """The weights after a step of the optimiser, in the arena of the model."""
-        self.optimizer.step()
-        return self._arena.read()
 
 
 class EmbeddingOptimizer(DistributedOptimizer):

@@ -190,6 +190,7 @@ class FragmentMachine(StepMachine):
             versions = local.fragments[0].versions
             yield PushReport({}, versions, local.steps, local.samples, self._mean_loss())
             self._settle()
+        local.fragments = []  # a later life must not report these steps again
 
     def _mean_loss(self) -> float:
         """The mean loss of the steps that were not pushed; NaN, as none is known, without any."""

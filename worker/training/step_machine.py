@@ -365,7 +365,10 @@ class StepMachine:
         """Return whether weights to step from lack: at first, or restored between windows."""
         if self.local is None:
             return True
-        return not self.local.fetched and not self.strategy.exchanges
+        if self.strategy.exchanges:
+            return False
+        # A window that the end of a plan cut short was pushed: the next begins with new weights.
+        return not self.local.fetched or (self.strategy.windowed and not self.local.steps)
 
     def prepare(self, local: Local) -> None:
         """Give a local state what it needs of the table and the plan."""

@@ -16,11 +16,13 @@ from msgspec import structs
 
 from cupy_kernels.ops.updates import squared_norm
 from ps.client import Client
+from ps.snapshots.residual_writer import ResidualWriter
 from ps.snapshots.worker_state import NO_STATE, OwnState
 from worker.strategies.base import Floats
 from worker.training import step_machine as machine
 from worker.training.fragment_machine import build_machine
 from worker.training.model import Ahead, Batch, Differentiable, check_loss
+from worker.training.optimizer_state import LocalOptimizer
 from worker.training.step_machine import SEEDS, Plan, StepMachine
 from worker.training.worker_state import Continued, fresh_state, save_state
 
@@ -107,20 +109,53 @@ def train_worker(
 class ClientDriver:
     """Carries out the wants that concern the shards: with a client."""
 
-    def __init__(self, client: Client, steps: StepMachine) -> None:
+    def __init__(
+        self, client: Client, steps: StepMachine, optimizer: LocalOptimizer | None = None
+    ) -> None:
         self.client = client
         self.plan = steps.plan
         self._steps = steps
+        self._optimizer = optimizer
         self._between = True  # whether no gradient has been taken since the last batches were read
+        self.has_state = optimizer is None  # whether the optimiser has begun
+        self._saved = client.seq  # the push after which the state was saved last
         self._reported_at, self._step_s = time.monotonic(), 1.0
         client.own_state = self.own_state
 
     def own_state(self) -> OwnState | None:
         """The state of this worker that a snapshot saves; None within a step."""
         local = self._steps.local
-        if local is None or not self.plan.strategy.keeps:
+        if local is None or not (self.plan.strategy.keeps or self._optimizer):
             return NO_STATE
-        return save_state(self.plan.strategy, local) if self._between else None
+        if not (self._between and self.has_state):
+            return None
+        return save_state(self.plan.strategy, local, self._optimizer)
+
+    def begin_step(self) -> None:
+        """A gradient is being taken: there is no state to save until the step has ended."""
+        self._between = False
+
+    def end_step(self) -> None:
+        """Write the state between two steps if a snapshot wants it, and save it after an exchange.
+
+        Within a window it is not saved: a loop of the user's begins again at the last push.
+        """
+        self._between = True
+        client = self.client
+        client.write_requested_state()
+        if client.residual_writer is not None and client.seq > self._saved:
+            local = self._steps.local
+            if local is not None and not local.steps:
+                self._save(client.residual_writer, waits=False)
+
+    def _save(self, writer: ResidualWriter, *, waits: bool) -> None:
+        """Save the state for this worker's next life, if it has any."""
+        keeps = self.plan.strategy.keeps or self._optimizer or self.client.compresses
+        if keeps and writer.begin_save(waits=waits):
+            state = self.client.copy_state()
+            assert state is not None, "between two steps"
+            writer.save(*state)
+            self._saved = self.client.seq
 
     def carry_out(self, want: machine.Want) -> machine.Answer:
         """Carry out one want; returns its answer."""
@@ -136,8 +171,10 @@ class ClientDriver:
             case machine.PrefetchWeights():
                 self.client.prefetch(want.clock)
             case machine.FlushPushes():
-                self._between = True
                 self.client.flush()
+                self._between = True
+                if self.client.residual_writer is not None and self.client.seq > self._saved:
+                    self._save(self.client.residual_writer, waits=True)
         return None
 
     def _pull(self, want: machine.PullWeights) -> machine.WeightsPulled:
@@ -224,15 +261,14 @@ class _Driver(ClientDriver):
         return super().carry_out(want)
 
     def _read(self, count: int) -> machine.BatchesRead:
-        self._between = True
-        self.client.write_requested_state()
+        self.end_step()
         started = time.monotonic()
         self._inputs = list(islice(self.batches, count))
         rows = sum(len(next(iter(batch.values()))) for batch in self._inputs)
         return machine.BatchesRead(rows, time.monotonic() - started)
 
     def _compute(self, want: machine.ComputeGradient) -> machine.GradientComputed:
-        self._between = False
+        self.begin_step()
         started = time.monotonic()
         gradient, loss = self._gradient(want.weights, self._inputs, want.step)
         return machine.GradientComputed(gradient, loss, time.monotonic() - started)

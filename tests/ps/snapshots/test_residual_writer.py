@@ -213,10 +213,10 @@ def test_what_cannot_be_written_holds_up_nobody(
     with served() as (cluster, _):
         client = client_of(cluster, "int8", keep=tmp_path)
         finish(client, 3)
-        assert client._residual_writer is not None
-        assert client._residual_writer.failure.startswith(f"residual in {tmp_path / FOLDER}: ")
+        assert client.residual_writer is not None
+        assert client.residual_writer.failure.startswith(f"residual in {tmp_path / FOLDER}: ")
     (record,) = caplog.records
-    assert record.getMessage() == f"{client._residual_writer.failure}; training continues"
+    assert record.getMessage() == f"{client.residual_writer.failure}; training continues"
     assert vars(record)["worker"] == "w"
     sweep_residuals(SnapshotCatalog(tmp_path).store)
     assert (tmp_path / FOLDER).read_text() == "in the way"

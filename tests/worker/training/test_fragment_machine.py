@@ -358,6 +358,7 @@ def test_a_restarted_learner_begins_with_new_fragments_and_its_moments() -> None
     """Between windows only the moments of its own rule are kept; all fragments are pulled."""
     learner = learn(StreamingDiLoCo(h=7), steps=9)
     assert learner.machine.local is not None
+    assert learner.machine.local.fragments == []  # they were reported at the end, and count once
     kept = learner.machine.local.between_windows(AdamW.slot_names)
     moments = {name: array.copy() for name, array in kept.slots.items()}
     continued = build_machine(plan(StreamingDiLoCo(h=7)), LAYOUT, clock=4, step=9, local=kept)

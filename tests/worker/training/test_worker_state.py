@@ -12,9 +12,12 @@ from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.threads import local_shards
 from ps.snapshot_scheduler import SnapshotScheduler
-from ps.snapshots import residual_writer
+from ps.snapshots import residual_writer, worker_saves
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
+from ps.snapshots.worker_saves import FOLDER, WorkerSaves, find_saves, most_bytes
 from ps.snapshots.worker_state import OwnState
+from ps.storage import open_store
+from shards.errors import BadInput
 from shards.schedules import Fixed
 from tests.support.eventually import eventually
 from tests.support.pure_cluster import TABLE, bowl, start
@@ -48,7 +51,15 @@ EACH = pytest.mark.parametrize("strategy", KEEPERS, ids=lambda one: one.name)
 
 @pytest.fixture(autouse=True)
 def _workers_look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And save nothing by themselves, but at their end: that depends on how long a write takes."""
     monkeypatch.setattr(residual_writer, "_WORKER_POLL_S", 0.02)
+    monkeypatch.setattr(WorkerSaves, "begin", lambda _self, *, waits: waits)
+
+
+@pytest.fixture
+def saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every exchange is saved, however long it takes."""
+    monkeypatch.setattr(WorkerSaves, "begin", lambda _self, **_: True)
 
 
 class Bowl:
@@ -198,6 +209,100 @@ def test_a_retried_worker_takes_what_the_newest_snapshot_has(tmp_path: Path) -> 
         report = live(cluster, strategy, 24, incarnation=2, keep=tmp_path)
     assert report.lost == "w continued with its own mean, square_mean of 2 pushes ago"
     assert report.steps == 8
+
+
+@EACH
+@pytest.mark.usefixtures("saves")
+def test_a_killed_worker_continues_with_its_last_save(strategy: Strategy, tmp_path: Path) -> None:
+    """It was saved after the last push, so the next life continues from there to the bit."""
+    with shards_of(strategy) as (cluster, admin):
+        with pytest.raises(Killed):
+            live(cluster, strategy, 20, rows=killed_at(10), keep=tmp_path)
+        assert [save.note.seq for save in find_saves(open_store(tmp_path), cluster.job)] == [1, 2]
+        report = live(cluster, strategy, 20, incarnation=1, keep=tmp_path)
+        assert (report.steps, report.lost) == (12, "")
+        assert admin.read().tobytes() == undisturbed(strategy, 20)
+
+
+@pytest.mark.usefixtures("saves")
+def test_damaged_and_foreign_saves_are_not_taken(tmp_path: Path) -> None:
+    """Of a damaged one the older is read, of both the line names the file; another job's, and
+    another worker's whose name begins the same, are left alone."""
+    strategy = DiLoCo(h=4, inner_lr=0.01)
+    folder = tmp_path / FOLDER
+
+    def damage(seq: int) -> None:
+        path = folder / f"w.0.{seq}.safetensors"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+
+    with shards_of(strategy) as (cluster, _):
+        live(cluster, strategy, 8, keep=tmp_path)
+        (folder / "w.x.0.1.json").write_text("{}")
+    with shards_of(strategy) as (cluster, _):
+        live(cluster, strategy, 12, keep=tmp_path)
+        names = {path.name for path in folder.iterdir()} - {"w.x.0.1.json"}
+        assert names == {f"w.0.{n}.{kind}" for n in (2, 3) for kind in ("json", "safetensors")}
+        with Client(cluster, worker="w", incarnation=1) as client:
+            damage(3)
+            state = restore_state(client, strategy, snapshots=tmp_path)
+            assert state.lost == "w continued with its own mean, square_mean of 1 push ago"
+            damage(2)
+            state = restore_state(client, strategy, snapshots=tmp_path)
+    assert state.local is None
+    assert state.lost == "w continued without its own mean, square_mean"
+    why = f"snapshot {folder}/w.0.3.safetensors: chunk 0 of 1"
+    assert state.lost_with_optimizer.startswith(
+        f"w continued without the state of its optimizer: {why}"
+    )
+
+
+@pytest.mark.usefixtures("saves")
+def test_a_state_that_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bound follows from the job's tables, so that a foreign file cannot fill the memory."""
+    strategy = DiLoCo(h=4, inner_lr=0.01)
+    with shards_of(strategy) as (cluster, _):
+        live(cluster, strategy, 4, keep=tmp_path)
+        (save,) = find_saves(open_store(tmp_path), cluster.job)
+    assert save.note.part.bytes < most_bytes(TABLE.size)
+    monkeypatch.setattr(worker_saves, "_MORE_BYTES", 0)
+    with pytest.raises(BadInput, match="expected at most 640 bytes for tables of 10 floats, got"):
+        save.read(10)
+
+
+@pytest.mark.usefixtures("saves")
+def test_a_joiner_begins_with_the_moments_of_another_worker(tmp_path: Path) -> None:
+    """Only with moments: EASGD's own weights are where that worker is, and stay with it."""
+    for strategy in (DiLoCo(h=4, inner_lr=0.01), EASGD(tau=4, alpha=0.5)):
+        with shards_of(strategy) as (cluster, _):
+            live(cluster, strategy, 8, keep=tmp_path)
+            with Client(cluster, worker="w1") as client:
+                state = restore_state(client, strategy, snapshots=tmp_path)
+            if not strategy.keeps_moments:
+                assert state.local is None
+                continue
+            (save,) = (s for s in find_saves(open_store(tmp_path), cluster.job) if s.note.seq == 2)
+            arrays = save.read(TABLE.size)[1]
+            assert state.local is not None
+            assert state.local.count == 8
+            for name in strategy.keeps:
+                assert state.local.slots[name].tobytes() == arrays[f"/{name}"].tobytes()
+
+
+def test_a_window_that_the_end_cut_short_is_pushed_once(tmp_path: Path) -> None:
+    """A later life with more steps begins a new window at the shards' weights: one worker of
+    SparkNet is plain SGD with momentum, however its steps are divided."""
+    strategy = SparkNet(tau=4)
+    with shards_of(strategy) as (cluster, admin):
+        live(cluster, strategy, 6, keep=tmp_path)
+        live(cluster, strategy, 12, incarnation=1, keep=tmp_path)
+        got = admin.read()
+    with shards_of(strategy) as (cluster, admin):
+        live(cluster, strategy, 12)
+        np.testing.assert_allclose(got, admin.read(), atol=1e-5)
 
 
 @EACH
