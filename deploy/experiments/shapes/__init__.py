@@ -5,10 +5,14 @@ A new one is a function from a `Bench` to checks, in a file here, and an entry i
 
 from deploy.experiments.shapes import (
     asynchrony,
+    averages,
     delays,
+    failures,
+    fragments,
     local_updates,
     momentum,
     speed,
+    uneven_data,
     waiting,
     windows,
 )
@@ -31,6 +35,11 @@ SHAPES: dict[int, Shape] = {
         asynchrony.TOO_HIGH_A_RATE,
         delays.SHAPE,
         asynchrony.ONE_UPDATE_LATE,
+        averages.SHAPE,
+        fragments.OVERLAP,
+        fragments.QUORUM,
+        failures.SHAPE,
+        uneven_data.SHAPE,
     )
 }
 

@@ -43,13 +43,24 @@ class ShapeVerdict(StrEnum):
     MISSING = "missing"
 
 
+class Origin(StrEnum):
+    """The origin of a check: the publication, or a theorem, an identity or an addition here."""
+
+    SOURCE = "source"
+    OWN = "own"
+
+
 class Check(msgspec.Struct, frozen=True):
-    """One claim: what was published or derived, what was measured, and the verdict by its rule."""
+    """One claim: what was published or derived, what was measured, and the verdict by its rule.
+
+    Only checks of the `source` decide the verdict on a shape.
+    """
 
     claim: str
     published: str
     measured: str
     verdict: ShapeVerdict
+    origin: Origin = Origin.SOURCE
 
 
 class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +78,7 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> ShapeVerdict:
-        verdicts = {check.verdict for check in self.checks}
+        verdicts = {check.verdict for check in self.checks if check.origin is Origin.SOURCE}
         if ShapeVerdict.NOT_REPRODUCED in verdicts:
             return ShapeVerdict.NOT_REPRODUCED
         if verdicts == {ShapeVerdict.REPRODUCED}:
@@ -79,7 +90,8 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
         kind = " (control: the cause is removed)" if self.control else ""
         out = [f"shape {self.number}: {self.title}{kind}", f"  {self.source}"]
         for check in self.checks:
-            out.append(f"  {check.verdict:15} {check.claim}")
+            own = " (own check)" if check.origin is Origin.OWN else ""
+            out.append(f"  {check.verdict:15} {check.claim}{own}")
             out.append(f"  {'':15} published: {check.published}; measured: {check.measured}")
         out.append(
             f"  {len(self.trials)} trials, {self.tuned} more to choose rates, {self.cpu_s:.0f} s"
@@ -127,18 +139,20 @@ class Bench:
         """The value for the preset at hand."""
         return ci if self.preset is Preset.CI else small
 
-    def run(self, trials: Iterable[Trial], seeds: int) -> list[list[TrialResult]]:
-        """The results of each trial with the seeds 0, 1, ..., a list for each trial."""
-        levels = list(trials)
-        results = self._run([with_seed(trial, seed) for trial in levels for seed in range(seeds)])
+    def run(
+        self, trials: Iterable[Trial], seeds: int, *, first: int = 0
+    ) -> list[list[TrialResult]]:
+        """The results of each trial with the seeds from `first`, a list for each trial."""
+        levels, chosen = list(trials), range(first, first + seeds)
+        results = self._run([with_seed(trial, seed) for trial in levels for seed in chosen])
         self.results += results
         return [results[start : start + seeds] for start in range(0, len(results), seeds)]
 
     def tune(self, levels: Sequence[Trial]) -> list[Tuned]:
         """Choose the rate of each level on the grid 1e-3 * 2^k, by the mean error at the end.
 
-        The seeds 100 to 102 are apart from those that are reported. See `RateSearch` for the rates
-        that are tried.
+        The seeds 100 to 102 are apart from those that are reported, and the errors of levels with
+        `held_out` are of data apart. See `RateSearch` for the rates that are tried.
         """
         chosen, trials = choose_rates(levels, self._run)
         self.tuned += trials

@@ -119,18 +119,22 @@ class TinyBench(Bench):
     """Real runs of a few gradients, at a given rate: enough where the control leaves levels that
     are the same run."""
 
-    def run(self, trials: Iterable[Trial], seeds: int) -> list[list[TrialResult]]:
-        return super().run([self._tiny(one) for one in trials], 2)
+    def run(
+        self, trials: Iterable[Trial], seeds: int, *, first: int = 0
+    ) -> list[list[TrialResult]]:
+        return super().run([self._tiny(one) for one in trials], 2, first=first)
 
     def tune(self, levels: Sequence[Trial]) -> list[Tuned]:
         return [Tuned(0.01, 0.01, 50.0) for _ in levels]
 
     def _tiny(self, trial: Trial) -> Trial:
         gradients = 2 * trial.cluster.workers + 20
+        if trial.workload == "mlp:digits":  # which has to reach the time that is compared
+            gradients = trial.gradients
         return structs.replace(trial, gradients=gradients, look_every=10, tested=50, batch=2)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 9, 12])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 9, 12, 16, 18])
 def test_without_its_cause_a_shape_is_not_reproduced(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,13 +262,13 @@ class Scored:
 
 
 def test_every_shape_is_there() -> None:
-    """Thirteen shapes, and one sentence for any other number."""
-    assert sorted(SHAPES) == list(range(1, 14))
-    with pytest.raises(BadInput, match="shape: expected one of 1 to 13, got 99"):
+    """Eighteen shapes, and one sentence for any other number."""
+    assert sorted(SHAPES) == list(range(1, 19))
+    with pytest.raises(BadInput, match="shape: expected one of 1 to 18, got 99"):
         shape_numbered(99)
 
 
-@pytest.mark.parametrize("number", sorted(SHAPES))
+@pytest.mark.parametrize("number", sorted(set(SHAPES) - {14, 17}))  # these have no trials
 @pytest.mark.parametrize("control", [False, True])
 def test_every_shape_can_be_planned(
     number: int, control: bool, monkeypatch: pytest.MonkeyPatch

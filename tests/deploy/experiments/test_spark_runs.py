@@ -77,7 +77,7 @@ def test_it_agrees_within_the_limits(
 
 def test_every_shape_has_a_trial() -> None:
     """Longer steps stretch the link as well; the experiments' own rule stays in the simulator."""
-    assert set(REAL_TRIALS) == set(SHAPES)
+    assert set(REAL_TRIALS) == set(SHAPES) - set(range(14, 19))  # these are simulated alone
     stretched = real_trial(3, 2.0)
     assert stretched.rule == "sgd"
     assert (stretched.cluster.times.mean_s, stretched.cluster.link) == (0.08, "rtt=40ms")

@@ -247,7 +247,7 @@ def test_the_commands(
     assert "MB" in exp("report", out)[1]
     listed = exp("list")[1].splitlines()
     assert len(listed) == 13
-    assert exp("shape", 14)[2].startswith("downpour: error: shape: expected one of 1 to 13, got 14")
+    assert exp("shape", 19)[2].startswith("downpour: error: shape: expected one of 1 to 18, got 19")
 
 
 def test_the_report_asks_nothing_from_outside(tmp_path: Path) -> None:
