@@ -135,19 +135,22 @@ def test_opposite_directions_fall_back_on_the_mean() -> None:
     np.testing.assert_allclose(weights(talk)[where], RATE * values[where], rtol=1e-5)
 
 
-def test_radial_averages_keep_their_norm() -> None:
-    """The mean of M independent reports shrinks as 1/sqrt(M); the radial average does not."""
-    count = 16
+@pytest.mark.parametrize("count", [2, 4, 8, 16])
+def test_radial_averages_keep_their_norm(count: int) -> None:
+    """Of M random orthogonal reports of length 1 the mean has 1/sqrt(M); the radial average 1."""
+    drawn = np.random.default_rng(count).standard_normal((200, count))
+    reports = np.linalg.qr(drawn)[0].T.astype(np.float32)
     norms = {}
     for kind in Average:
         workers = [f"w{number}" for number in range(count)]
         talk = fragments(Quorum(count, average=kind), *workers)
-        for number, worker in enumerate(workers):
-            report(talk, worker, 1, flat(FIRST, number))
+        for worker, values in zip(workers, reports, strict=True):
+            arena = FIRST.empty()
+            FIRST.views(arena)["a"][:] = values
+            report(talk, worker, 1, arena)
         norms[kind] = float(np.linalg.norm(weights(talk)[:200])) / RATE
-    alone = float(np.mean([np.linalg.norm(flat(FIRST, n)[:200]) for n in range(count)]))
-    assert norms[Average.RADIAL] == pytest.approx(alone, rel=0.01)
-    assert norms[Average.MEAN] == pytest.approx(alone / 4, rel=0.25)
+    assert norms[Average.RADIAL] == pytest.approx(1, rel=1e-5)
+    assert norms[Average.MEAN] == pytest.approx(count**-0.5, rel=1e-5)
 
 
 def test_tables_of_the_mean() -> None:

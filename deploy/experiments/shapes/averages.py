@@ -17,6 +17,7 @@ from worker.strategies.base import Floats
 FIRST_SEED, SEEDS = 1000, 6
 LEARNERS = (2, 4, 8, 16)
 _MOST = max(LEARNERS)
+FIRST_STEPS = 4000
 _WINDOW, _BATCH, _RATE = 25, 1, 0.001
 _MARGIN = 0.05
 
@@ -74,11 +75,11 @@ def measure_lengths(seed: int) -> dict[tuple[Average, int], float]:
 
 
 def _train_first(seed: int) -> Floats:
-    """The weights of one worker after 4,000 steps of AdamW."""
+    """The weights of one worker after its first steps, of AdamW."""
     text = "diloco:h=1,outer_lr=1,momentum=0"
     trial = Trial(batch=16, rate=_RATE, strategy=text, cluster=ClusterModel(workers=1), seed=seed)
     simulation = TrainingSimulation(trial.job(), trial.problem())
-    simulation.advance(4000)
+    simulation.advance(FIRST_STEPS)
     return simulation.weights()
 
 

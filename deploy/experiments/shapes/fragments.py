@@ -47,12 +47,12 @@ def judge_overlap(bench: Bench, control: bool) -> list[Check]:
         for overlap in OVERLAPS
     }
     cluster = ClusterModel(workers=4, times=StepTimes(mean_s=0.1, cv=0.1), link=_LINK)
-    base = structs.replace(_MODEL, cluster=cluster, gradients=bench.pick(4000, 40_000))
+    base = structs.replace(_MODEL, cluster=cluster, gradients=bench.pick(3000, 40_000))
     levels = {t: structs.replace(base, strategy=text) for t, text in texts.items()}
     rates = _tune(bench, [levels[0], levels[2]])
     trials = [structs.replace(level, rate=rates[min(t, 1)]) for t, level in levels.items()]
     by_level = dict(
-        zip(levels, bench.run(trials, bench.pick(6, 10), first=FIRST_SEED), strict=True)
+        zip(levels, bench.run(trials, bench.pick(5, 10), first=FIRST_SEED), strict=True)
     )
     without = _losses(by_level[0])
     seconds = [_mean_seconds(results) for results in by_level.values()]

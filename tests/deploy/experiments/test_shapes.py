@@ -11,10 +11,14 @@ import pytest
 from msgspec import structs
 
 from deploy.experiments.cluster import ClusterModel, Law, StepTimes
+from deploy.experiments.goodput_simulation import Failures, expect_decoupled, simulate_goodput
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.shapes import (
     SHAPES,
+    averages,
     base,
+    failures,
+    fragments,
     momentum,
     plan,
     shape_numbered,
@@ -36,6 +40,7 @@ from deploy.experiments.statistics import Interval
 from deploy.experiments.timing_simulation import TimingSimulation
 from deploy.experiments.trials import Trial, TrialResult, run_trials
 from deploy.experiments.tuning import Tuned
+from shards.aggregation import Average
 from shards.errors import BadInput
 from shards.gate import Gate
 from worker.strategies import strategy_of
@@ -168,6 +173,69 @@ def test_a_verdict_is_that_of_all_checks(verdicts: list[str], expected: str) -> 
     assert outcome.verdict == expected
     assert outcome.lines()[-1].startswith(f"shape 99: {expected}: ")
     assert outcome.lines()[-1].endswith("published: published; measured: measured")
+
+
+def test_own_checks_decide_no_verdict() -> None:
+    """A check that no publication has is marked, and leaves the verdict to the others."""
+    wrong = structs.replace(check(ShapeVerdict.NOT_REPRODUCED), origin=base.Origin.OWN)
+    shape = Shape(99, "t", "s", lambda *_: [check(ShapeVerdict.REPRODUCED), wrong])
+    outcome = play(shape, Preset.CI, control=False, jobs=1, note=quiet)
+    assert outcome.verdict == ShapeVerdict.REPRODUCED
+    assert [line.endswith("(own check)") for line in outcome.lines()[2:6:2]] == [False, True]
+
+
+def test_a_run_that_diverged_costs_infinitely_much() -> None:
+    """One in six decides against the claim; without it the interval does."""
+    ratios = np.array([1.0, 1.001, 0.999, 1.0, 1.0, np.inf])
+    cost = fragments._judge_cost("it", ratios)
+    assert (cost.verdict, cost.measured) == (ShapeVerdict.NOT_REPRODUCED, "1 of 6 runs diverged")
+    assert fragments._judge_cost("it", ratios[:5]).verdict == ShapeVerdict.REPRODUCED
+    assert fragments._judge_cost("it", 1.02 * ratios[:5]).verdict == ShapeVerdict.NOT_REPRODUCED
+    assert fragments._judge_cost("it", 1.01 * ratios[:5]).verdict == ShapeVerdict.INCONCLUSIVE
+
+
+def test_lengths_are_judged_by_their_intervals() -> None:
+    """Radial averaging keeps a length within 5 %, the mean shrinks with the root of M; and the
+    other way round neither holds."""
+    kept = [[1.0, 1.01, 0.99] for _ in averages.LEARNERS]
+    shrunk = [[count**-0.5 * one for one in (1.0, 1.01, 0.99)] for count in averages.LEARNERS]
+    assert averages._judge_kept(kept).verdict == ShapeVerdict.REPRODUCED
+    assert averages._judge_shrinking(shrunk).verdict == ShapeVerdict.REPRODUCED
+    assert averages._judge_kept(shrunk).verdict == ShapeVerdict.NOT_REPRODUCED
+    assert averages._judge_shrinking(kept).verdict == ShapeVerdict.NOT_REPRODUCED
+
+
+def test_a_merge_of_trained_learners_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a few steps: the mean of M reports is shorter than one, the radial average is not."""
+    monkeypatch.setattr(averages, "FIRST_STEPS", 20)
+    monkeypatch.setattr(averages, "LEARNERS", (2, 16))
+    lengths = averages.measure_lengths(1)
+    assert lengths[Average.RADIAL, 16] == pytest.approx(1, abs=0.02)
+    assert lengths[Average.MEAN, 16] < lengths[Average.MEAN, 2] < 0.97
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_the_goodput_of_learners_that_fail(control: bool, small: Bench) -> None:
+    """The published figures follow from the model, and not where failures cost nothing."""
+    verdicts = {one.verdict for one in failures.judge(small, control) if one.origin == "source"}
+    wrong, right = {ShapeVerdict.NOT_REPRODUCED}, {ShapeVerdict.REPRODUCED}
+    assert verdicts == (wrong if control else right)
+
+
+@pytest.mark.parametrize("learners", [1, 16, 1000])
+def test_goodput_is_that_of_formulas(learners: int) -> None:
+    """Without what checkpoints cost, the mean times between failures and of restarts decide."""
+    model = Failures(learners, 7200.0, save_s=0.0)
+    got = simulate_goodput(model, 40_000, 1)
+    anyone_s = model.between_s / learners
+    assert got.synchronous == pytest.approx(anyone_s / (anyone_s + model.restart_s), rel=0.03)
+    assert got.decoupled == pytest.approx(expect_decoupled(model), rel=0.01)
+    cycle_s = model.between_s + model.restart_s
+    pauses_s = 2 * learners * model.pause_s  # in the time of a learner's cycle
+    assert got.elastic == pytest.approx(model.between_s / (cycle_s + pauses_s), rel=0.01)
+    saved = simulate_goodput(model._replace(save_s=30.0), 40_000, 1)
+    assert saved.synchronous < got.synchronous
+    assert simulate_goodput(model, 40_000, 1) == got
 
 
 def test_a_shape_continues_where_it_was_killed(
