@@ -21,6 +21,15 @@ def run_shapes(shapes: str = _SHAPES, preset: str = "ci") -> Commands:
     yield downpour("exp", "report", out, "--table", f"{out}/trials.csv")
 
 
+@register(EXPERIMENTS, "decoupled", duration="15 minutes")
+def run_decoupled_shapes(shapes: str = "14 15 16 17 18") -> Commands:
+    """Run the shapes of fragments, failures and uneven data, and draw their pictures."""
+    out = "runs/experiments/shapes-ci"
+    for shape in shapes.split():
+        yield downpour("exp", "shape", shape, "--jobs", _CORES, "--out", out)
+    yield module("tests.bench.fragment_pictures", "--only", *shapes.split(), out=out)
+
+
 @register(EXPERIMENTS, "controls", duration="hours")
 def run_controls(shapes: str = _SHAPES) -> Commands:
     """Run every shape of the experiments with its cause removed: it must fail."""

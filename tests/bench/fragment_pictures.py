@@ -1,0 +1,180 @@
+"""The pictures of shapes 14 to 18, from the outcomes in a folder.
+
+    python -m tests.bench.fragment_pictures [--out runs/experiments/shapes-ci] [--only 15 17]
+
+Writes docs/images/shape-N.png. Shapes 14 and 17 have no trials that are kept: they are measured
+again, which gives the same figures.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from PIL import Image
+
+from deploy.experiments.shapes import averages, failures
+from deploy.experiments.shapes.base import ShapeOutcome, load_outcomes
+from deploy.experiments.statistics import mean_interval
+from deploy.experiments.trials import TrialResult
+from shards.aggregation import Average
+
+mpl.use("agg")
+
+from matplotlib import pyplot as plt
+
+_IMAGES = Path(__file__).parents[2] / "docs" / "images"
+_BLUE, _RED, _GREY = "#2a6fbb", "#c2410c", "#7b8794"
+_HOUR_S = 3600.0
+
+
+def draw_lengths(axes: Sequence[Any], _: ShapeOutcome | None) -> None:
+    """Draw the length of merged reports over M, by seed, with the root of M."""
+    (axis,) = axes
+    seeds = range(averages.FIRST_SEED, averages.FIRST_SEED + averages.SEEDS)
+    runs = [averages.measure_lengths(seed) for seed in seeds]
+    counts = averages.LEARNERS
+    for average, colour in ((Average.RADIAL, _BLUE), (Average.MEAN, _RED)):
+        means = [mean_interval([run[average, count] for run in runs]) for count in counts]
+        _band(axis, counts, means, colour, average)
+    axis.plot(counts, np.array(counts) ** -0.5, color=_GREY, ls="--", lw=1.2, label="1/sqrt(M)")
+    axis.axhspan(0.95, 1.05, color="#e4e7eb", zorder=0)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=2)
+    axis.set_xticks(counts, [str(count) for count in counts])
+    axis.set_yticks([0.25, 0.5, 1], ["1/4", "1/2", "1"])
+    axis.set(xlabel="learners M", ylabel="length of the merged report / a learner's")
+
+
+def draw_costs(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
+    """Draw what each overlap costs of the loss without one, by seed, with intervals."""
+    (axis,) = axes
+    levels = _by_strategy(outcome)
+    without, *overlapped = levels.values()
+    for overlap, results in enumerate(overlapped, 1):
+        costs = 100 * (_losses(results) / _losses(without) - 1)
+        _dots(axis, overlap, costs)
+    axis.axhline(1, color=_GREY, ls="--", lw=1.2)
+    axis.axhline(0, color="black", lw=0.7)
+    axis.set_xticks(range(1, len(overlapped) + 1))
+    axis.set(xlabel="overlap T, steps", ylabel="loss above that without overlap, %")
+
+
+def draw_times(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
+    """Draw the loss and the time of both ways for the same gradients, by seed."""
+    (axis,) = axes
+    for (text, results), colour in zip(_by_strategy(outcome).items(), (_RED, _BLUE), strict=True):
+        seconds = [result.curve[-1].seconds for result in results]
+        name = "all reports" if text.startswith("streaming") else "K = 1 with grace"
+        axis.plot(seconds, _losses(results), "o", color=colour, label=name)
+    axis.set_xlim(0, None)
+    axis.set(xlabel="virtual seconds for the same gradients", ylabel="test loss at the end")
+
+
+def draw_goodput(axes: Sequence[Any], _: ShapeOutcome | None) -> None:
+    """Draw the goodput over the time between failures, a panel a number of learners."""
+    hours = np.geomspace(0.25, 24 * 28, 13)
+    for axis, learners in zip(axes, failures.LEARNERS, strict=True):
+        runs = [failures.simulate(learners, between, 4000) for between in hours * _HOUR_S]
+        by_way = 100 * np.array([np.mean(cell, axis=0) for cell in runs]).T
+        ways = ("synchronous", "elastic", "decoupled")
+        for name, shares, colour in zip(ways, by_way, (_GREY, _RED, _BLUE), strict=True):
+            axis.plot(hours, shares, color=colour, label=name)
+        axis.set_xscale("log")
+        axis.set_xticks([1, 24, 168], ["hour", "day", "week"])
+        axis.minorticks_off()
+        axis.set_ylim(0, 102)
+        axis.set_title(f"{learners:,} learners", fontsize=9)
+        axis.set_xlabel("time between failures", fontsize=8)
+    axes[0].set_ylabel("goodput, %")
+
+
+def draw_uneven(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
+    """Draw the test loss over virtual time: the median of the seeds, and all of them."""
+    (axis,) = axes
+    for (text, results), colour in zip(_by_strategy(outcome).items(), (_RED, _BLUE), strict=True):
+        grid = np.linspace(0, min(result.curve[-1].seconds for result in results), 60)
+        losses = np.array([_losses_at(result, grid) for result in results])
+        axis.plot(grid, np.median(losses, 0), color=colour, label=text.partition(":")[0])
+        axis.fill_between(grid, losses.min(0), losses.max(0), color=colour, alpha=0.15, lw=0)
+    axis.set_yscale("log")
+    axis.set(xlabel="virtual seconds", ylabel="test loss")
+
+
+def _losses_at(result: TrialResult, grid: Any) -> list[float]:
+    """The loss of the last measurement up to each time."""
+    times = np.array([point.seconds for point in result.curve])
+    return [result.curve[place].loss for place in np.searchsorted(times, grid, "right") - 1]
+
+
+def _by_strategy(outcome: ShapeOutcome | None) -> dict[str, list[TrialResult]]:
+    assert outcome is not None, "the shape has been run"
+    levels: dict[str, list[TrialResult]] = {}
+    for result in outcome.trials:
+        levels.setdefault(result.trial.strategy, []).append(result)
+    return levels
+
+
+def _losses(results: Sequence[TrialResult]) -> Any:
+    return np.array([result.curve[-1].loss for result in results])
+
+
+def _band(axis: Any, at: Sequence[int], means: Sequence[Any], colour: str, name: str) -> None:
+    axis.plot(at, [one.mean for one in means], "o-", color=colour, label=name, ms=4)
+    low, high = [one.low for one in means], [one.high for one in means]
+    axis.fill_between(at, low, high, color=colour, alpha=0.2, lw=0)
+
+
+def _dots(axis: Any, at: float, values: Any) -> None:
+    axis.plot(np.full(len(values), at - 0.1), values, ".", color=_GREY)
+    one = mean_interval(values)
+    axis.errorbar(
+        [at], [one.mean], [[one.mean - one.low], [one.high - one.mean]], fmt="o", color=_BLUE
+    )
+
+
+Draw = Callable[[Sequence[Any], ShapeOutcome | None], None]
+PICTURES: dict[int, tuple[Draw, int]] = {
+    14: (draw_lengths, 1),
+    15: (draw_costs, 1),
+    16: (draw_times, 1),
+    17: (draw_goodput, len(failures.LEARNERS)),
+    18: (draw_uneven, 1),
+}
+"""How each shape is drawn, and in how many panels."""
+
+
+def draw(number: int, outcome: ShapeOutcome | None, path: Path) -> None:
+    """Draw one shape."""
+    fill, panels = PICTURES[number]
+    size = (5.2, 3.3) if panels == 1 else (2.6 * panels, 2.7)
+    figure, axes = plt.subplots(1, panels, figsize=size, sharey=True, squeeze=False)
+    fill(axes[0], outcome)
+    for axis in axes[0]:
+        axis.grid(color="#e4e7eb", linewidth=0.7)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    if axes[0][0].get_legend_handles_labels()[0]:
+        axes[0][0].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    with Image.open(path) as drawn:  # few colours: a third of the size
+        drawn.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Draw the pictures of all these shapes, or of some."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    options.add_argument("--out", type=Path, default=Path("runs/experiments/shapes-ci"))
+    options.add_argument("--only", type=int, nargs="*", default=list(PICTURES))
+    chosen = options.parse_args()
+    outcomes = {one.number: one for one in load_outcomes(chosen.out) if not one.control}
+    for number in chosen.only:
+        draw(number, outcomes.get(number), _IMAGES / f"shape-{number}.png")
+
+
+if __name__ == "__main__":
+    main()
