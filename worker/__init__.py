@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from worker.callbacks.tensorboard import TensorBoard
     from worker.data.hashed import hashed
     from worker.data.image_table import BATCH_ROWS, image_batch, image_schema
-    from worker.data.ragged import Ragged
+    from worker.data.ragged import Ragged, SparseVectors
     from worker.data.read_options import ReadOptions
     from worker.data.source import Sample, Source
     from worker.data.sources import open_source
@@ -110,6 +110,7 @@ __all__ = [
     "Softsync",
     "Source",
     "SparkNet",
+    "SparseVectors",
     "StaleRate",
     "Stream",
     "StreamingDiLoCo",
@@ -166,6 +167,7 @@ _HOMES = {
     "Sample": "worker.data.source",
     "Source": "worker.data.source",
     "Ragged": "worker.data.ragged",
+    "SparseVectors": "worker.data.ragged",
     "ReadOptions": "worker.data.read_options",
     "WatchedRun": "worker.callbacks.base",
     "Softsync": "worker.strategies",

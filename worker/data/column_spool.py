@@ -3,7 +3,8 @@
 Columns with a number, or a fixed number of numbers, in each row are kept by `Spool`, as arrays.
 Text, bytes, vectors, images and ragged lists are kept in Arrow's format: record batches are
 appended to an unnamed file, so nothing is left of it however this process ends, and are read from
-the mapped file. So sparse vectors are filled with zeros in the minibatches alone.
+the mapped file. So sparse vectors are filled with zeros in the minibatches alone, and not at all
+where they are asked for as `SparseVectors`.
 """
 
 import mmap
@@ -28,9 +29,10 @@ from worker.data.column_values import (
     is_vector,
     objects,
     ragged_column,
+    sparse_vectors,
     value_shape,
 )
-from worker.data.ragged import Ragged
+from worker.data.ragged import Ragged, SparseVectors
 from worker.data.spool import Column, Spool, write_rows
 
 
@@ -49,7 +51,7 @@ class ColumnSpool:
         folder: str | Path | None = None,
     ) -> None:
         """`where` names the rows in errors. `columns` are kept, all if None; those in `ragged` have
-        lists of any length.
+        lists of any length, or vectors of which only the stored values are taken.
         """
         self.rows = 0
         self._where = where
@@ -81,7 +83,9 @@ class ColumnSpool:
             if is_vector(kinds[name]) or is_spark_image(kinds[name])
         }
         fixed = self._open.enter_context(Spool(self._columns, self._folder))
-        self._other = _ArrowSpool(first.select(self._others).schema, where, self._folder)
+        vectors = [name for name in ragged if is_vector(kinds[name])]
+        schema = first.select(self._others).schema
+        self._other = _ArrowSpool(schema, where, self._folder, vectors)
         self._open.callback(self._other.close)
         self._fixed = fixed
 
@@ -116,7 +120,7 @@ class ColumnSpool:
         self.rows += batch.num_rows
 
     def take(self, rows: NDArray[Any]) -> dict[str, Any]:
-        """The rows with these numbers, in this order, as an array or a `Ragged` a column."""
+        """The rows with these numbers, in this order: a column is an array or the ragged kind."""
         assert self._fixed is not None, "nothing to take from"
         fixed: dict[str, Any] = self._fixed.take(rows) if self._columns else {}
         return fixed | (self._other.take(rows) if self._others else {})
@@ -129,9 +133,13 @@ class ColumnSpool:
 class _ArrowSpool:
     """Record batches in an unnamed file under `folder`, read by row number."""
 
-    def __init__(self, schema: Any, where: str, folder: str | Path | None) -> None:
+    def __init__(
+        self, schema: Any, where: str, folder: str | Path | None, vectors: Collection[str]
+    ) -> None:
+        """`vectors` are the columns that are taken as `SparseVectors`."""
         self._schema = schema
         self._where = where
+        self._vectors = vectors
         self._folder = Path(folder or tempfile.gettempdir())
         try:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
@@ -152,7 +160,7 @@ class _ArrowSpool:
         self._slices.append(slice(start, start + len(data)))
         self._rows += batch.num_rows
 
-    def take(self, rows: NDArray[Any]) -> dict[str, NDArray[Any] | Ragged]:
+    def take(self, rows: NDArray[Any]) -> dict[str, NDArray[Any] | Ragged | SparseVectors]:
         if len(self._batches) < len(self._slices):
             self._map()
         sources = np.searchsorted(self._firsts, rows, side="right") - 1
@@ -165,7 +173,9 @@ class _ArrowSpool:
         if len(parts) > 1:
             table = table.combine_chunks().take(pa.array(np.argsort(order)))
         return {
-            name: ragged_column(column, f"{self._where}, column {name}")
+            name: (sparse_vectors if name in self._vectors else ragged_column)(
+                column, f"{self._where}, column {name}"
+            )
             for name, column in zip(table.schema.names, table.columns, strict=True)
         }
 

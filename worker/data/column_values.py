@@ -2,7 +2,8 @@
 
     integers, floats, booleans       arrays of their type, (rows,)
     decimals of up to 15 digits      float64, which holds them exactly
-    vectors of Spark ML              float64 (rows, size), the zeros of sparse ones filled in
+    vectors of Spark ML              float64 (rows, size), the zeros of sparse ones filled in;
+                                     `SparseVectors`, where the caller asks for ragged rows
     lists of these, however deep     arrays (rows, length, ...), if all lists are of one length;
                                      a `Ragged`, where the caller asks for it
     images of Spark's image schema   uint8 (rows, channels, height, width)
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from pyarrow import types
 
 from shards.errors import BadInput
-from worker.data.ragged import Ragged
+from worker.data.ragged import Ragged, SparseVectors
 
 VECTOR = pa.struct(
     [
@@ -290,21 +291,35 @@ def _refuse_null_values(values: Any, where: str, row_of: Callable[[int], int]) -
         )
 
 
-def _vectors(column: Any, where: str) -> NDArray[np.float64]:
-    """A column of vectors of one size as (rows, size)."""
+def sparse_vectors(column: Any, where: str) -> SparseVectors:
+    """A column of vectors of one size with their stored values alone; raises BadInput."""
+    column = _one_array(column)
     size, parts = _vector_size(column, where), _fields(column)
     stored = parts["values"].flatten().to_numpy(zero_copy_only=False)
-    dense = parts["type"].to_numpy() == DENSE_TAG
-    if dense.all():
-        filled: NDArray[np.float64] = stored.reshape(len(column), size)
-        return filled
-    counts = parts["values"].value_lengths().to_numpy()
-    rows = np.repeat(np.arange(len(column)), counts)
-    positions = np.arange(len(stored)) - np.repeat(np.cumsum(counts) - counts, counts)
+    counts = parts["values"].value_lengths().to_numpy().astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    indices = np.arange(len(stored)) - np.repeat(offsets[:-1], counts)
     # Only sparse vectors have indices; the flat array has none of the nulls of dense ones.
-    positions[~dense[rows]] = parts["indices"].flatten().to_numpy()
-    filled = np.zeros((len(column), size))
-    filled[rows, positions] = stored
+    sparse = np.repeat(parts["type"].to_numpy() != DENSE_TAG, counts)
+    indices[sparse] = parts["indices"].flatten().to_numpy()
+    vectors = SparseVectors(indices, stored, offsets, size)
+    outside = np.flatnonzero((indices < 0) | (indices >= size))
+    if outside.size:
+        got = f"index {indices[outside[0]]} in row {vectors.row_numbers[outside[0]]} of a batch"
+        raise BadInput(where, expected=f"vectors with indices from 0 to {size - 1}", got=got)
+    return vectors
+
+
+def _vectors(column: Any, where: str) -> NDArray[np.float64]:
+    """A column of vectors of one size as (rows, size)."""
+    parts = _fields(column)
+    if (parts["type"].to_numpy() == DENSE_TAG).all():
+        flat = parts["values"].flatten().to_numpy(zero_copy_only=False)
+        dense: NDArray[np.float64] = flat.reshape(len(column), _vector_size(column, where))
+        return dense
+    vectors = sparse_vectors(column, where)
+    filled = np.zeros(vectors.shape)
+    filled[vectors.row_numbers, vectors.indices] = vectors.values
     return filled
 
 

@@ -4,8 +4,8 @@ A run's shards end with it. Its result reads rows from here as a `ps.Reader` rea
 by id, with first values for an id that nobody has pushed.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,18 +33,38 @@ class StoredRows:
         """`states` are those of all shards of a job, cut as `shard_map` says."""
         self._tables: dict[str, SparseTable] = {}
         self._ids: dict[str, Ids] = {}
+        self._mixed: dict[str, Ids] = {}  # by which rows are in order, as in a state
         self._rows: dict[str, Floats] = {}
         if layout is None or shard_map is None:
             return
         for name, arrays in whole_rows(states, layout, shard_map).items():
             table = next(table for table in layout.sparse if table.name == name)
             rows = arrays.get(ROWS, np.zeros((0, table.dim), np.float32))
-            self._tables[name], self._ids[name] = table, arrays[IDS]
-            self._rows[name] = rows[:, : table.dim].copy()  # or the slots would stay in memory
+            # A copy, or the slots would stay in memory.
+            self._add(table, arrays[IDS], rows[:, : table.dim].copy())
+
+    @classmethod
+    def of_arrays(cls, tables: Sequence[SparseTable], arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """The rows of some tables from the `arrays` of stored rows."""
+        stored = cls()
+        for table in tables:
+            ids, rows = (arrays[array_name(table.name, kind)] for kind in (IDS, ROWS))
+            stored._add(table, ids, rows)
+        return stored
+
+    def _add(self, table: SparseTable, ids: Ids, rows: Floats) -> None:
+        name = table.name
+        self._tables[name], self._ids[name], self._rows[name] = table, ids, rows
+        self._mixed[name] = mix(ids)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{len(ids):,} of {name}" for name, ids in self._ids.items())
         return f"StoredRows({counts})"
+
+    @property
+    def tables(self) -> tuple[SparseTable, ...]:
+        """The tables, as shards know them."""
+        return tuple(self._tables.values())
 
     def ids(self, table: str) -> Ids:
         """The ids of all stored rows of a table, uint64, in no order that means anything."""
@@ -60,8 +80,7 @@ class StoredRows:
         read = RowsToRead.of(self._tables, table, ids, missing)
         described, asked = read.table, read.distinct.ids
         rows = described.init.make_rows(asked, described.dim, described.seed)
-        # A state has its rows in the order of their mixed ids.
-        stored_at, mixed = mix(self._ids[table]), mix(asked)
+        stored_at, mixed = self._mixed[table], mix(asked)
         positions = np.searchsorted(stored_at, mixed)
         stored = np.zeros(len(mixed), np.bool_)
         inside = positions < len(stored_at)

@@ -1,6 +1,6 @@
 """The columns that a network reads, checked and prepared by Spark itself."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -49,7 +49,6 @@ def check_columns(df: DataFrame, inputs: Sequence[str], *, label: str = "") -> N
         leaf, depth = _leaf(df.schema[name].dataType)
         if isinstance(leaf, VectorUDT) and depth:
             raise BadInput(where, expected="a vector a row", got="a list of them: join them")
-        _check_vector_width(df, name, _find_width(df, name))
         if name == label and (depth > 1 or is_pixels(df, name)):
             raise BadInput(
                 where,
@@ -65,7 +64,7 @@ def check_width(df: DataFrame, name: str, shape: tuple[int, ...]) -> None:
     the tasks, where a network may take rows of any length.
     """
     is_plain = _leaf(df.schema[name].dataType)[1] == 0 and not is_pixels(df, name)
-    width = _find_width(df, name) if _is_vector(df, name) else 1 if is_plain else None
+    width = find_width(df, name) if is_vector(df, name) else 1 if is_plain else None
     if width is not None and width != prod(shape):
         raise BadInput(
             f"transform: {_WHERE}, column {name}",
@@ -74,20 +73,21 @@ def check_width(df: DataFrame, name: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def _check_vector_width(df: DataFrame, name: str, width: int | None) -> None:
-    """Raise BadInput for a column of vectors too wide for a network, which reads their zeros, too.
+def refuse_wide(df: DataFrame, widths: Mapping[str, int | None]) -> None:
+    """Raise BadInput for a column of vectors too wide for a network that reads their zeros, too.
 
-    Such are those of a hash space, as of FeatureHasher.
+    Such are those of a hash space, as of FeatureHasher. `widths` are the sizes by column.
     """
-    if _is_vector(df, name) and width is not None and width > _MAX_VECTOR:
-        raise BadInput(
-            f"{_WHERE}, column {name}",
-            expected=f"vectors of at most {_MAX_VECTOR} values, because zeros are filled in",
-            got=f"{width}: hash into fewer features, or select some",
-        )
+    for name, width in widths.items():
+        if is_vector(df, name) and width is not None and width > _MAX_VECTOR:
+            raise BadInput(
+                f"{_WHERE}, column {name}",
+                expected=f"vectors of at most {_MAX_VECTOR} values, because zeros are filled in",
+                got=f'{width}: hash into fewer features, or use model="linear", which takes any',
+            )
 
 
-def _find_width(df: DataFrame, name: str) -> int | None:
+def find_width(df: DataFrame, name: str) -> int | None:
     """The size of each vector of a column, if the stage that made it says so in the schema."""
     attributes = df.schema[name].metadata.get("ml_attr", {})
     return (
@@ -95,7 +95,8 @@ def _find_width(df: DataFrame, name: str) -> int | None:
     )
 
 
-def _is_vector(df: DataFrame, name: str) -> bool:
+def is_vector(df: DataFrame, name: str) -> bool:
+    """Return whether a column holds vectors of Spark ML."""
     return isinstance(df.schema[name].dataType, VectorUDT)
 
 
@@ -129,6 +130,12 @@ def check_free(df: DataFrame, outputs: Sequence[str]) -> None:
             raise BadInput(_WHERE, expected=f"no column {name}, which the model writes", got="one")
         if name in outputs[:index]:
             raise BadInput(f"expected names of output columns that differ, got {name} twice")
+
+
+def as_input(df: DataFrame, column: str, sparse: Collection[str], name: str) -> Column:
+    """A column as a network reads its input `name`: vectors as they are if it is in `sparse`."""
+    stays = name in sparse and is_vector(df, column)
+    return F.col(_quote(column)) if stays else as_floats(df, column)
 
 
 def as_floats(df: DataFrame, name: str) -> Column:
@@ -166,9 +173,11 @@ def survey_rows(df: DataFrame, inputs: Mapping[str, str], label: str, *, classif
     extents = {name: _extents(df, name) for name in columns}
     aggregates = [F.count(F.lit(1))]
     for name in columns:
-        values = as_floats(df, name)
+        values = as_input(df, name, columns, name)
         wrong = F.lit(False) if is_pixels(df, name) else _any_not_finite(df, name)
-        aggregates += [F.count_if(values.isNull()), F.count_if(wrong), *extents[name]]
+        outside = _any_outside(name) if is_vector(df, name) else F.lit(False)
+        aggregates += [F.count_if(values.isNull()), F.count_if(wrong)]
+        aggregates += [F.count_if(outside), *extents[name]]
     number = F.col(_quote(label)).cast("double") if not is_list else F.lit(0.0)
     aggregates += [F.count_if(number.isNull()), F.min(number), F.max(number)]
     aggregates += [F.count_if(number != F.floor(number)), F.count_if(_not_finite(number))]
@@ -188,8 +197,6 @@ def survey_rows(df: DataFrame, inputs: Mapping[str, str], label: str, *, classif
         )
         for name in columns
     }
-    for name, shape in shapes.items():
-        _check_vector_width(df, name, prod(shape))
     nulls, least, most, fractions, infinite = facts
     where = f"{_WHERE}, column {label}"
     _refuse(
@@ -212,7 +219,7 @@ def survey_rows(df: DataFrame, inputs: Mapping[str, str], label: str, *, classif
 
 def _shape(facts: Iterator[Any], axes: int, where: str, *, image: bool) -> tuple[int, ...]:
     """The shape of each row of a column, from what the survey has found of it; raises BadInput."""
-    nulls, wrong = next(facts), next(facts)
+    nulls, wrong, outside = next(facts), next(facts), next(facts)
     bounds = [(next(facts), next(facts)) for _ in range(axes)]
     _refuse(
         nulls, f"{where}: expected a value in each row, got nulls in {format_count(nulls, 'row')}"
@@ -226,12 +233,21 @@ def _shape(facts: Iterator[Any], axes: int, where: str, *, image: bool) -> tuple
     for least, most in bounds:
         _refuse(least != most, f"{where}: expected {kind}, got {least} to {most} values")
     _refuse(wrong, f"{where}: expected finite numbers, got others in {format_count(wrong, 'row')}")
+    _refuse(
+        outside,
+        f"{where}: expected indices from 0 and below the size of a vector, got others in"
+        f" {format_count(outside, 'row')}",
+    )
     return tuple(int(least or 0) for least, _ in bounds)
 
 
 def _extents(df: DataFrame, name: str) -> list[Column]:
     """The least and the largest extent of the rows of a column, for each of its axes."""
     kind, values = df.schema[name].dataType, as_floats(df, name)
+    if isinstance(kind, VectorUDT):
+        parts = _vector_parts(name)
+        width = F.coalesce(parts["size"], F.size(parts["values"]))
+        return [F.min(width), F.max(width)]
     if _is_image(kind):
         extents = [values[field] for field in ("nChannels", "height", "width")]
         return [bound(extent) for extent in extents for bound in (F.min, F.max)]
@@ -246,11 +262,25 @@ def _extents(df: DataFrame, name: str) -> list[Column]:
 
 def _any_not_finite(df: DataFrame, name: str) -> Column:
     """True for a row with a number that is not finite, or a null at any depth."""
-    values = as_floats(df, name)
+    values = _vector_parts(name)["values"] if is_vector(df, name) else as_floats(df, name)
     present = values.isNotNull()
     for _ in range(_leaf(df.schema[name].dataType)[1] - 1):
         values = F.flatten(values)  # null where one of the lists is
     return present & F.coalesce(F.exists(values, _not_finite), F.lit(True))
+
+
+def _any_outside(name: str) -> Column:
+    """True for a sparse vector with an index that it has no value for."""
+    parts = _vector_parts(name)
+    return F.coalesce(
+        F.exists(parts["indices"], lambda index: (index < 0) | (index >= parts["size"])),
+        F.lit(False),
+    )
+
+
+def _vector_parts(name: str) -> Column:
+    """A vector as the struct that it is kept as, without its zeros; `size` is null if dense."""
+    return F.unwrap_udt(F.col(_quote(name)))
 
 
 def _leaf(kind: DataType) -> tuple[DataType, int]:

@@ -10,6 +10,7 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
+import ps
 import worker
 from shards.errors import BadInput
 from worker import spark
@@ -17,22 +18,27 @@ from worker.caffe.caffe_kind import Caffe, fit_solver
 from worker.caffe.net_data import read_options_of
 from worker.caffe.solver import Solver
 from worker.callbacks.base import Callback, check_callbacks
+from worker.data.ragged import SparseVectors
 from worker.job.function_run import Evaluate
+from worker.job.stored_rows import StoredRows
 from worker.ml.columns import (
     Facts,
     as_floats,
+    as_input,
     as_label,
     check_columns,
     check_free,
+    find_width,
     is_pixels,
+    is_vector,
+    refuse_wide,
     split_rows,
     survey_rows,
 )
+from worker.ml.linear import LABEL, LINEAR, FitSettings
 from worker.ml.models import FittedNet, NetClassifierModel, NetModel, NetRegressorModel
 from worker.ml.net_evaluation import NetTest
 from worker.ml.nets import (
-    LABEL,
-    FitSettings,
     Floats,
     LoadedNet,
     NetSpec,
@@ -50,8 +56,8 @@ from worker.training.evaluation import Evaluation
 _CAFFE = ".prototxt"
 _OF_SOLVER = ("batchSize", "epochs", "modelArgs", "rule", "stepSize", "testEvery")
 
-FitResult = tuple[NetSpec, Mapping[str, Floats], tuple[Evaluation, ...]]
-"""The network, its tensors by name, and the tests during training."""
+FitResult = tuple[NetSpec, Mapping[str, Floats], StoredRows, tuple[Evaluation, ...]]
+"""The network, its tensors by name, its rows by id, and the tests during training."""
 
 
 class NetEstimator(
@@ -80,7 +86,8 @@ class NetEstimator(
         spark.check_running("fit", dataset)
         inputs, label = self._input_columns(), self.getLabelCol()
         if not self.isDefined(self.model):
-            raise BadInput("model", expected="an import path or a solver's .prototxt", got="none")
+            expected = f'"{LINEAR}", an import path or a solver\'s .prototxt'
+            raise BadInput("model", expected=expected, got="none")
         check_columns(dataset, list(inputs), label=label)
         check_free(dataset, self._list_new_columns())
         path = self.getOrDefault(self.model)
@@ -89,11 +96,14 @@ class NetEstimator(
             options["workers"] = spark.partition_count(dataset)
         marked = self.isDefined(self.validationIndicatorCol)
         rows = split_rows(dataset, self.getValidationIndicatorCol() if marked else "")
+        fills_in = inputs if path != LINEAR else ()
+        refuse_wide(dataset, {column: find_width(dataset, column) for column in fills_in})
         facts = survey_rows(dataset, inputs, label, classifies=self.classifies)
+        refuse_wide(dataset, {column: prod(facts.shapes[column]) for column in fills_in})
         fit = self._fit_caffe if path.endswith(_CAFFE) else self._fit_imported
-        net, weights, evaluations = fit(*rows, path, facts, options)
+        net, weights, by_id, evaluations = fit(*rows, path, facts, options)
         shapes = {name: facts.shapes[column] for column, name in inputs.items()}
-        fitted = FittedNet(net, weights, shapes, facts.outputs > 0)
+        fitted = FittedNet(net, weights, shapes, facts.outputs > 0, by_id)
         model = self._copyValues(self._make_model(fitted))
         model.evaluations = evaluations
         return model
@@ -116,26 +126,31 @@ class NetEstimator(
     ) -> FitResult:
         inputs = self._input_columns()
         shapes = {name: facts.shapes[column] for column, name in inputs.items()}
-        args: dict[str, Any] = self.getOrDefault(self.modelArgs)
-        spec = NetSpec(path, fill_in_widths(args, shapes), shapes)
+        spec = self._describe_net(df, path, facts, shapes)
         net = build_imported(spec, self.getSeed())
         zeros = {
-            name: np.zeros((2, *shapes[name]), np.uint8 if is_pixels(df, column) else np.float32)
+            name: _make_zeros(
+                shapes[name], sparse=name in spec.sparse, pixels=is_pixels(df, column)
+            )
             for column, name in inputs.items()
         }
         self._check_outputs(net, zeros, path, facts)
         rate, rule = self.getStepSize(), self.getOrDefault(self.rule)
-        dense = net.params({"rate": rate, "rule": rule})
+        tables = net.params({"rate": rate, "rule": rule})
 
         def read(df: DataFrame) -> DataFrame:
             return df.select(
-                *(as_floats(df, column).alias(name) for column, name in inputs.items()),
+                *(
+                    as_input(df, column, spec.sparse, name).alias(name)
+                    for column, name in inputs.items()
+                ),
                 as_label(df, self.getLabelCol(), classifies=self.classifies).alias(LABEL),
             )
 
         if tests is not None:
-            test = NetTest(spec, dense, read(tests).toArrow(), classifies=self.classifies)
-            options["evaluate"] = Evaluate(test.figures, self.getOrDefault(self.testEvery))
+            test = NetTest(spec, tables, read(tests).toArrow(), classifies=self.classifies)
+            figures = test.figures_of_rows if isinstance(tables, ps.Tables) else test.figures
+            options["evaluate"] = Evaluate(figures, self.getOrDefault(self.testEvery))
         settings = FitSettings(
             classifies=self.classifies,
             batch_size=self.getOrDefault(self.batchSize),
@@ -143,9 +158,24 @@ class NetEstimator(
             seed=self.getSeed(),
         )
         trained = worker.run(
-            read(df), train_net, (spec, settings), params=dense, weights=self._weights, **options
+            read(df), train_net, (spec, settings), params=tables, weights=self._weights, **options
         )
-        return spec, by_name(dense, trained.params), trained.evaluations
+        return spec, by_name(tables, trained.params), trained.rows, trained.evaluations
+
+    def _describe_net(
+        self, df: DataFrame, path: str, facts: Facts, shapes: dict[str, tuple[int, ...]]
+    ) -> NetSpec:
+        """The network in plain values."""
+        inputs = self._input_columns()
+        given: dict[str, Any] = self.getOrDefault(self.modelArgs)
+        args = fill_in_widths(given, shapes)
+        vectors = tuple(name for column, name in inputs.items() if is_vector(df, column))
+        if path == LINEAR:
+            fits = {"classes": max(2, facts.largest + 1)}
+            if not self.classifies:
+                fits = {"outputs": max(1, facts.outputs)}
+            return NetSpec(path, {**fits, **args}, shapes, sparse=vectors)
+        return NetSpec(path, args, shapes)
 
     def _fit_caffe(
         self,
@@ -179,7 +209,7 @@ class NetEstimator(
         zeros = {name: np.zeros((2, prod(facts.shapes[column])), np.float32)}
         self._check_outputs(build(spec), zeros, path, facts)
         trained = worker.train(rows, model=kind, **options)
-        return spec, trained.params, trained.evaluations
+        return spec, trained.params, StoredRows(), trained.evaluations
 
     def _check_outputs(
         self, net: LoadedNet, zeros: Mapping[str, Any], path: str, facts: Facts
@@ -209,6 +239,14 @@ class NetEstimator(
                 expected=f"{expected} outputs, as column {self.getLabelCol()} has",
                 got=outputs,
             )
+
+
+def _make_zeros(shape: tuple[int, ...], *, sparse: bool, pixels: bool) -> Any:
+    """Two rows of zeros, as a network reads an input."""
+    if sparse:
+        none = np.zeros(0, np.int64)
+        return SparseVectors(none, none.astype(np.float64), np.zeros(3, np.int64), prod(shape))
+    return np.zeros((2, *shape), np.uint8 if pixels else np.float32)
 
 
 class NetClassifier(NetEstimator, ClassParams):

@@ -13,7 +13,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, DoubleType, StructField, StructType
 
 from shards.errors import BadInput
-from worker.ml.columns import as_floats, check_columns, check_free, check_width
+from shards.tables import SparseTable
+from worker.job.stored_rows import StoredRows
+from worker.ml.columns import as_input, check_columns, check_free, check_width
 from worker.ml.nets import Floats, NetSpec
 from worker.ml.params import ClassParams, PredictionParams
 from worker.ml.predict import Predictor, predict
@@ -27,13 +29,14 @@ _INPUT = "__downpour_"  # how columns begin that the tasks read and drop
 class FittedNet(msgspec.Struct, frozen=True):
     """A network and its trained tensors; `several` is whether it predicts a list of values.
 
-    `shapes` are those of a row of each of its inputs in training.
+    `shapes` are those of a row of each of its inputs in training; `rows` are its rows by id.
     """
 
     net: NetSpec
     weights: Mapping[str, Floats]
     shapes: Mapping[str, tuple[int, ...]]
     several: bool = False
+    rows: StoredRows = msgspec.field(default_factory=StoredRows)
 
 
 class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
@@ -60,21 +63,31 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
         """The trained tensors by name, float32."""
         return self._net.weights
 
+    @property
+    def rows(self) -> StoredRows:
+        """The trained rows by id, of a model with a sparse table."""
+        return self._net.rows
+
     def write(self) -> StageWriter:
         """The writer that saves this model, to any path that Spark writes to."""
         fitted = self._net
         facts = {"net": msgspec.to_builtins(fitted.net), "several": fitted.several}
         facts["shapes"] = {name: list(shape) for name, shape in fitted.shapes.items()}
-        return StageWriter(self, facts, fitted.weights)
+        facts["tables"] = [msgspec.to_builtins(table) for table in fitted.rows.tables]
+        return StageWriter(self, facts, {**fitted.weights, **dict(fitted.rows.arrays())})
 
     @classmethod
     def read(cls) -> StageReader[Any]:
         """The reader that loads such a model."""
 
-        def make(facts: Mapping[str, Any], weights: Mapping[str, Floats]) -> NetModel:
+        def make(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> NetModel:
             net = msgspec.convert(facts["net"], NetSpec)
             shapes = msgspec.convert(facts["shapes"], dict[str, tuple[int, ...]])
-            return cls(FittedNet(net, weights, shapes, facts["several"]))
+            tables = msgspec.convert(facts.get("tables", ()), tuple[SparseTable, ...])
+            rows = StoredRows.of_arrays(tables, arrays)
+            of_rows = dict(rows.arrays())
+            weights = {name: array for name, array in arrays.items() if name not in of_rows}
+            return cls(FittedNet(net, weights, shapes, facts["several"], rows))
 
         return StageReader(cls, make)
 
@@ -89,13 +102,18 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
             check_width(dataset, column, self._net.shapes[name])
         check_free(dataset, self._list_new_columns())
         prepared = dataset.select(
-            "*", *(as_floats(dataset, name).alias(_INPUT + name) for name in inputs)
+            "*",
+            *(
+                as_input(dataset, column, self._net.net.sparse, name).alias(_INPUT + column)
+                for column, name in inputs.items()
+            ),
         )
         layers = self.getOrDefault(self.outputMapping)
         of = Predictor(
             key=self._key,
             net=self._net.net,
             weights=self.weights,
+            rows=self.rows,
             shapes=self._net.shapes,
             inputs={_INPUT + column: name for column, name in inputs.items()},
             layers=layers,

@@ -1,8 +1,9 @@
 """The networks of `worker.ml`: a description that can be sent and saved, and what it builds.
 
 A `NetSpec` holds plain values: the import path of a module of torch or flax, or of a NumPy model,
-or a Caffe net. `build` makes the network, in the driver and once in each of Spark's Python
-processes. Inputs are arrays by name, rows first; a network with one input has it as `features`.
+a Caffe net, or "linear". `build` makes the network, in the driver and once in each of Spark's
+Python processes. Inputs are arrays by name, rows first; a network with one input has it as
+`features`. Vectors stay sparse for a network whose first weights are rows by the index of a value.
 """
 
 import inspect
@@ -27,13 +28,13 @@ from worker.caffe.phases import Phase
 from worker.caffe.solver import Solver
 from worker.data.column_values import as_numbers
 from worker.data.columns import ColumnKind, ColumnSpec
+from worker.ml.linear import FEATURES, LABEL, LINEAR, FitSettings, LinearNet, Rows
 from worker.torch.model_tensors import lazy_names
 from worker.training.context import Context
 
 Floats = NDArray[np.float32]
-Inputs = Mapping[str, NDArray[Any]]
+Inputs = Mapping[str, Any]
 
-FEATURES, LABEL = "features", "label"
 WIDTH = "<width>"
 """A value in `modelArgs` that stands for the number of values in a row of the features."""
 _METHODS = ("params", "gradient", "outputs")
@@ -43,30 +44,23 @@ class NetSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """A network in plain values: the import path of one with its `args`, or a Caffe net.
 
     `output` is the blob of the Caffe net that it predicts from. `inputs` are the shapes of a row of
-    each input, by which a module of torch with lazy layers is completed.
+    each input, by which a module of torch with lazy layers is completed. Inputs in `sparse` are
+    `SparseVectors`.
     """
 
     model: str
     args: dict[str, Any] = {}
     inputs: dict[str, tuple[int, ...]] = {}
+    sparse: tuple[str, ...] = ()
     caffe: Description | None = None
     output: str = ""
-
-
-class FitSettings(msgspec.Struct, frozen=True):
-    """The training settings of an imported network."""
-
-    classifies: bool
-    batch_size: int
-    epochs: int
-    seed: int
 
 
 class LoadedNet(Protocol):
     """A network that predicts, with parameters of its own."""
 
-    def load(self, params: Mapping[str, Floats]) -> None:
-        """Take trained parameters, by name."""
+    def load(self, params: Mapping[str, Floats], rows: Rows) -> None:
+        """Take trained parameters, by name, and read rows by id, which only some networks have."""
         ...
 
     def outputs(self, inputs: Inputs, layers: Sequence[str]) -> list[NDArray[Any]]:
@@ -77,8 +71,11 @@ class LoadedNet(Protocol):
 class TrainableNet(LoadedNet, Protocol):
     """A network that can be trained by `worker.run`."""
 
-    def params(self, settings: Mapping[str, Any]) -> ps.Dense:
-        """The table of its parameters, with their first values, and `settings` of `ps.Dense`."""
+    def params(self, settings: Mapping[str, Any]) -> ps.Dense | ps.Tables:
+        """The tables of its parameters, with their first values, and the settings rule and rate.
+
+        Of several, one at most is dense.
+        """
         ...
 
     def train(self, fit: FitSettings, ctx: Context) -> None:
@@ -120,7 +117,9 @@ def build(spec: NetSpec, seed: int = 1) -> LoadedNet:
 
 
 def build_imported(spec: NetSpec, seed: int) -> TrainableNet:
-    """The network at an import path, with its first parameters drawn from `seed`."""
+    """The network at an import path, or the linear one, its first parameters drawn from `seed`."""
+    if spec.model == LINEAR:
+        return LinearNet(spec.args, spec.sparse, seed)
     make = _import(spec.model)
     is_torch = any(kind.__module__.startswith("torch.") for kind in getattr(make, "__mro__", ()))
     if is_torch or not isinstance(make, type):
@@ -152,8 +151,13 @@ def train_net(task: tuple[NetSpec, FitSettings], ctx: Context) -> None:
     build_imported(spec, fit.seed).train(fit, ctx)
 
 
-def by_name(dense: ps.Dense, params: Any) -> dict[str, Floats]:
-    """The arrays of parameters in their structure, by the names of a table."""
+def by_name(described: ps.Dense | ps.Tables, params: Any) -> dict[str, Floats]:
+    """The arrays of parameters in their structure, by the names of their table."""
+    if isinstance(described, ps.Tables):
+        for dense in described.dense.values():
+            return by_name(dense, params)
+        return {}
+    dense = described
     table = dense.table("net")
     views = table.views(table.empty())
     dense.structure.write(params, views)
@@ -184,7 +188,7 @@ class NumpyNet:
 
         ctx.loop(gradient, fit.batch_size, epochs=fit.epochs)
 
-    def load(self, params: Mapping[str, Floats]) -> None:
+    def load(self, params: Mapping[str, Floats], _rows: Rows) -> None:
         self._params = ps.Dense.like(self._params).structure.build(params)
 
     def outputs(self, inputs: Inputs, layers: Sequence[str]) -> list[NDArray[Any]]:
@@ -233,7 +237,7 @@ class TorchNet:
             steps.step(loss=loss)
             steps.zero_grad()
 
-    def load(self, params: Mapping[str, Floats]) -> None:
+    def load(self, params: Mapping[str, Floats], _rows: Rows) -> None:
         worker.torch.load(self._module, params)
 
     def outputs(self, inputs: Inputs, layers: Sequence[str]) -> list[NDArray[Any]]:
@@ -311,7 +315,7 @@ class FlaxNet:
             value, gradients = step(steps.params, inputs, batch[LABEL])
             steps.step(gradients, loss=value)
 
-    def load(self, params: Mapping[str, Floats]) -> None:
+    def load(self, params: Mapping[str, Floats], _rows: Rows) -> None:
         """Take trained parameters, by name."""
         self._params = worker.jax.load(self._params, dict(params))
 
@@ -334,7 +338,7 @@ class CaffeNet:
         self._output = output
         self._weights = self._model.table.empty()
 
-    def load(self, params: Mapping[str, Floats]) -> None:
+    def load(self, params: Mapping[str, Floats], _rows: Rows) -> None:
         for name, view in self._model.table.views(self._weights).items():
             if name in params:
                 view[:] = params[name]

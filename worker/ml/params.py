@@ -20,7 +20,7 @@ from pyspark.ml.param.shared import (
 from shards import argument_checks
 from shards.errors import BadInput
 from shards.schedules import schedule_of
-from worker.ml.nets import FEATURES
+from worker.ml.linear import FEATURES
 
 
 def _names(value: Any) -> dict[str, str]:
@@ -147,8 +147,8 @@ class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize, HasValidatio
     model: Param[str] = Param(
         Params._dummy(),
         "model",
-        "a Caffe solver's .prototxt, or the import path module:name of a torch.nn.Module, an"
-        " nnx.Module of flax, or a NumPy model",
+        "linear, a Caffe solver's .prototxt, or the import path module:name of a torch.nn.Module,"
+        " an nnx.Module of flax, or a NumPy model",
         typeConverter=TypeConverters.toString,
     )
     modelArgs: Param[dict[str, Any]] = Param(

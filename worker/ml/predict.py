@@ -5,6 +5,7 @@ passed on as they are. A Python process of Spark builds a network once and keeps
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from shards.errors import BadInput
-from worker.data.column_values import DENSE_TAG, VECTOR, number_array
+from worker.data.column_values import DENSE_TAG, VECTOR, is_vector, number_array, sparse_vectors
+from worker.job.stored_rows import StoredRows
 from worker.ml.nets import Floats, LoadedNet, NetSpec, build
 
 _ROWS = 1024  # of one call of a network
@@ -23,9 +25,10 @@ _ROWS = 1024  # of one call of a network
 class Predictor(msgspec.Struct, frozen=True):
     """The computation of every task.
 
-    `key` identifies the network with its `weights` among those that a process has loaded. `shapes`
-    are those of a row of each input in training, for the error of a row that does not fit. `inputs`
-    are the network's inputs by the columns that they are read from, which the result leaves out.
+    `key` identifies the network with its `weights` and `rows` among those that a process has
+    loaded. `shapes` are those of a row of each input in training, for the error of a row that does
+    not fit. `inputs` are the network's inputs by the columns that they are read from, which the
+    result leaves out.
     The columns that are added: that of each of the `layers`, and of a classifier the scores, the
     probabilities and the class, of a regression the value; the last three are left out where their
     name in `outputs` is empty.
@@ -34,6 +37,7 @@ class Predictor(msgspec.Struct, frozen=True):
     key: str
     net: NetSpec
     weights: Mapping[str, Floats]
+    rows: StoredRows
     shapes: Mapping[str, tuple[int, ...]]
     inputs: Mapping[str, str]
     layers: Mapping[str, str]
@@ -70,7 +74,7 @@ def _predict_batches(batches: Iterator[pa.RecordBatch], of: Predictor) -> Iterat
         for batch in batches:
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             inputs = {
-                name: input_array(columns.pop(column), f"transform: {name}")
+                name: _check_size(read_input(columns.pop(column), name, of.net), name, of)
                 for column, name in of.inputs.items()
             }
             if batch.num_rows:
@@ -82,7 +86,7 @@ def _load(of: Predictor) -> LoadedNet:
     if of.key not in _loaded:
         _loaded.clear()
         net = build(of.net)
-        net.load(of.weights)
+        net.load(of.weights, of.rows)
         _loaded[of.key] = net
     return _loaded[of.key]
 
@@ -134,6 +138,20 @@ def _values(output: NDArray[Any], of: Predictor) -> Any:
     if of.several:
         return list_array(output, pa.float64())
     return pa.array(output.reshape(len(output)).astype(np.float64))
+
+
+def read_input(column: Any, name: str, net: NetSpec) -> Any:
+    """An input of a network by its name: `SparseVectors` if it reads them, else an array."""
+    stays = name in net.sparse and is_vector(column.type)
+    return (sparse_vectors if stays else input_array)(column, f"transform: {name}")
+
+
+def _check_size(values: Any, name: str, of: Predictor) -> Any:
+    """The values; raises BadInput for a size that was not trained, which rows by id do not see."""
+    if of.rows.tables and values.shape[1:] != of.shapes[name]:
+        expected, got = (f"{prod(shape)} values" for shape in (of.shapes[name], values.shape[1:]))
+        raise BadInput(f"transform: {name}", expected=f"{expected}, as in training", got=got)
+    return values
 
 
 def input_array(column: pa.Array, where: str) -> NDArray[Any]:

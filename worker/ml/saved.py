@@ -1,7 +1,7 @@
 """Stages of `worker.ml` on any filesystem of Spark's: metadata as Spark ML has it, and weights.
 
     PATH/metadata   one line of JSON: class, uid, the parameters that are set, format, facts
-    PATH/weights    Parquet: pieces of tensors, little-endian float32
+    PATH/weights    Parquet: pieces of tensors, little-endian, float32, or uint64 for ids of rows
 
 Spark itself writes and reads both, so this works on a classic session and over Spark Connect, with
 every filesystem that the cluster has. Nothing is pickled. `format` rises when an older version
@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.errors import PySparkException
 from pyspark.ml.param import Params
 from pyspark.ml.util import MLReadable, MLReader, MLWriter
@@ -22,19 +23,23 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from shards.errors import BadInput
-from worker.ml.nets import Floats
 from worker.spark import reason
 
-FORMAT = 1
+FORMAT = 2
 _PIECE = 1 << 20  # values
 _SCHEMA = pa.schema(
     [
         ("name", pa.string()),
+        ("type", pa.string()),
         ("shape", pa.list_(pa.int64())),
         ("piece", pa.int32()),
         ("values", pa.binary()),
     ]
 )
+
+_TYPES = ("<f4", "<u8")
+
+Arrays = Mapping[str, NDArray[Any]]
 
 Stage = TypeVar("Stage", bound=MLReadable[Any])
 
@@ -43,7 +48,7 @@ class StageWriter(MLWriter):
     """Saves a stage: `write().save(path)`, and `write().overwrite().save(path)`."""
 
     def __init__(
-        self, stage: Params, facts: Mapping[str, Any], weights: Mapping[str, Floats] | None = None
+        self, stage: Params, facts: Mapping[str, Any], weights: Arrays | None = None
     ) -> None:
         """`facts` are plain values that its class needs to make it again."""
         super().__init__()
@@ -91,7 +96,7 @@ class StageReader(MLReader[Stage], Generic[Stage]):
     def __init__(
         self,
         kind: type[Stage],
-        make: Callable[[Mapping[str, Any], Mapping[str, Floats]], Stage],
+        make: Callable[[Mapping[str, Any], Arrays], Stage],
         *,
         weights: bool = True,
     ) -> None:
@@ -117,7 +122,7 @@ class StageReader(MLReader[Stage], Generic[Stage]):
                     expected=f"format {FORMAT} or less",
                     got=f"{metadata['format']}: a newer version of this project has saved it",
                 )
-            weights = {}
+            weights: Arrays = {}
             if self._weights:
                 pieces = session.read.parquet(f"{path}/weights")
                 weights = _tensors(pieces.orderBy(F.col("name"), F.col("piece")).toArrow())
@@ -135,28 +140,33 @@ class StageReader(MLReader[Stage], Generic[Stage]):
         return stage
 
 
-def _table(weights: Mapping[str, Floats]) -> pa.Table:
+def _table(weights: Arrays) -> pa.Table:
     """Tensors as rows, in pieces."""
     rows = []
     for name, tensor in weights.items():
-        flat = np.ascontiguousarray(tensor, "<f4").reshape(-1)
+        kind = next(kind for kind in _TYPES if np.dtype(kind) == tensor.dtype)
+        flat = np.ascontiguousarray(tensor, kind).reshape(-1)
         for piece, first in enumerate(range(0, max(1, flat.size), _PIECE)):
             values = flat[first : first + _PIECE].tobytes()
-            rows.append({"name": name, "shape": tensor.shape, "piece": piece, "values": values})
+            row = {"name": name, "type": kind, "shape": tensor.shape, "piece": piece}
+            rows.append({**row, "values": values})
     return pa.Table.from_pylist(rows, schema=_SCHEMA)
 
 
-def _tensors(table: pa.Table) -> dict[str, Floats]:
+def _tensors(table: pa.Table) -> Arrays:
     """The tensors of such rows, in order; raises BadInput if a piece is missing."""
     pieces: dict[str, list[bytes]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+    types: dict[str, tuple[str, tuple[int, ...]]] = {}
     for row in table.to_pylist():
-        shapes[row["name"]] = tuple(row["shape"])
+        types[row["name"]] = row.get("type", "<f4"), tuple(row["shape"])  # format 1 has no type
         pieces.setdefault(row["name"], []).append(row["values"])
-    tensors: dict[str, Floats] = {}
+    tensors: dict[str, NDArray[Any]] = {}
     for name, parts in pieces.items():
-        flat = np.frombuffer(b"".join(parts), "<f4").astype(np.float32)
-        if flat.size != int(np.prod(shapes[name])):
-            raise BadInput(f"weights: {name}", expected=shapes[name], got=f"{flat.size} values")
-        tensors[name] = flat.reshape(shapes[name])
+        kind, shape = types[name]
+        if kind not in _TYPES:
+            raise BadInput(f"weights: {name}", expected=f"a type among {_TYPES}", got=kind)
+        flat = np.frombuffer(b"".join(parts), kind).astype(np.dtype(kind).newbyteorder("="))
+        if flat.size != int(np.prod(shape)):
+            raise BadInput(f"weights: {name}", expected=shape, got=f"{flat.size} values")
+        tensors[name] = flat.reshape(shape)
     return tensors

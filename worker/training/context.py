@@ -39,7 +39,7 @@ STOP = "stop"
 """The name under which a worker that stops the run registers, for the driver to see it."""
 
 Batch = dict[str, Any]
-"""Arrays by column, rows first; `Ragged` for a column of lists that may differ in length."""
+"""Arrays by column, rows first; `Ragged` and `SparseVectors` for columns that are asked as such."""
 
 Train = Callable[[Any, "Context"], object]
 """A function of `worker.run`: its arguments and its context."""
@@ -122,7 +122,8 @@ class Context:
         of them. Numbers are arrays of their type, (size,); vectors and lists of numbers of one
         length (size, length); text and bytes are arrays of objects. Lists in the columns `ragged`,
         and lists of text, are a `worker.Ragged`: the values of all rows as one array, and where
-        each row begins. worker/data/column_values.py has all types; structs and maps are refused.
+        each row begins; vectors there are `worker.SparseVectors`. Structs and maps are refused;
+        worker/data/column_values.py has all types.
         A batch is taken for one step: a retried task begins with the batch of the first step that
         was not applied. The rows can be read once in each task. Raises BadInput for a row that does
         not fit, naming column and row.

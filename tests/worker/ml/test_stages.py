@@ -419,17 +419,30 @@ def test_what_does_not_fit(
 
 
 def test_vectors_of_a_hash_space(spark: Any, clouds: Any) -> None:
-    """Sparse vectors are filled in up to a width, and refused beyond it before a Spark job."""
+    """Those too wide to be filled in are refused before a Spark job; "linear" takes any width."""
     hasher = FeatureHasher(inputCols=INPUTS, outputCol="features")
     line = "column features: expected vectors of at most 131072 values, .* got 262144: hash into"
+    hashed = hasher.transform(clouds)
     with pytest.raises(BadInput, match=line):
-        classifier().fit(hasher.transform(clouds))
+        classifier().fit(hashed)
     rows = [(SparseVector(131_073, {5: 1.0}), 0), (SparseVector(131_073, {7: 1.0}), 1)]
     with pytest.raises(BadInput, match=line.replace("262144", "131073")):
         classifier().fit(spark.createDataFrame(rows, ["features", "label"]))
     narrow = hasher.copy({hasher.numFeatures: 64}).transform(clouds)
     sized = classifier(modelArgs={"size": worker.ml.WIDTH, "classes": 3}, epochs=1, workers=1)
     assert sized.fit(narrow).transform(narrow).columns[-1] == "prediction"
+    marked = {"validationIndicatorCol": "test", "testEvery": 5}
+    linear = classifier(model="linear", modelArgs={"hidden": [4]}, rule="adagrad", **marked)
+    model = linear.fit(hashed.selectExpr("*", "id % 5 = 0 AS test"))
+    model.setOutputMapping({"0": "inner"})
+    found = model.transform(hashed)
+    assert right(found, "prediction") > 0.9
+    assert len(found.first().inner) == 4
+    assert model.evaluations[-1].figures["accuracy"] > 0.9
+    lists = clouds.selectExpr("array(a, b, c) AS features", "a - 2 * b AS label")
+    line_of = worker.ml.NetRegressor(model="linear", epochs=10, stepSize=0.05, workers=1)
+    weights = line_of.fit(lists).rows.gather("features", [0, 1, 2])
+    np.testing.assert_allclose(weights[:, 0], [1, -2, 0], atol=0.1)
 
 
 @pytest.mark.parametrize(
@@ -477,7 +490,7 @@ def test_an_estimator_that_is_saved(tmp_path: Path, spark: Any) -> None:
     with pytest.raises(BadInput, match="nothing: cannot be read: "):
         worker.ml.NetClassifier.load(f"{tmp_path}/nothing")
     (metadata,) = (tmp_path / "estimator" / "metadata").glob("part-*")
-    later = metadata.read_text().replace('"format":1', '"format":2')
+    later = metadata.read_text().replace('"format":2', '"format":3')
     spark.createDataFrame([(later,)], "value string").write.text(f"{tmp_path}/later/metadata")
-    with pytest.raises(BadInput, match="later: expected format 1 or less, got 2: a newer version"):
+    with pytest.raises(BadInput, match="later: expected format 2 or less, got 3: a newer version"):
         worker.ml.NetClassifier.load(f"{tmp_path}/later")
