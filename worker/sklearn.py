@@ -9,7 +9,8 @@ They are linear models, or networks of fully connected layers with ReLU between 
 are threads that share the rows; the shards are threads, too. Rows are dense, or sparse matrices of
 SciPy, which stay sparse. Of few features, their minibatches are filled in to be centred. Of many, a
 step computes with the non-zero values alone, and the weights of the features are the rows of a
-sparse table: what the steps have changed them by. Importing this module loads scikit-learn.
+sparse table: what the steps have changed them by. Nothing then has the size of all features.
+Importing this module loads scikit-learn.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,15 @@ from shards import argument_checks
 from shards.extras import missing
 from worker.strategies import Strategy, strategy_of
 from worker.training import own_loop
+from worker.training.layers import (
+    FeatureRows,
+    Floats,
+    backward,
+    cross_entropy,
+    dense_rule,
+    forward,
+    softmax,
+)
 from worker.training.model import Batch
 
 try:
@@ -49,8 +59,7 @@ _READ_ROWS = 1 << 16  # of a sparse table, in one read
 _NET = "net"
 _FEATURES = "features"
 
-Floats = NDArray[np.float32]
-Layers = list[dict[str, Floats]]
+Layers = list[dict[str, Any]]
 
 
 class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not checked
@@ -102,30 +111,52 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
     def _begin(self, X: Any, outputs: int) -> None:
         """Random first weights, and the mean and the scale of each feature."""
         dice = check_random_state(self.random_state)
-        if sparse.issparse(X):
+        self._is_centred = not sparse.issparse(X) or X.shape[1] <= _MAX_CENTRED
+        if not self._is_centred:
+            self._scales = _find_scales(X)
+        elif sparse.issparse(X):
             self._mean, variances = mean_variance_axis(X, 0)
             self._scale = np.sqrt(variances)
         else:
             self._mean, self._scale = X.mean(0), X.std(0)
-        self._scale[self._scale < np.finfo(np.float32).eps] = 1.0
-        self._is_centred = not sparse.issparse(X) or X.shape[1] <= _MAX_CENTRED
-        if not self._is_centred:
-            self._mean = np.zeros(X.shape[1])
+        if self._is_centred:
+            self._scale[self._scale < np.finfo(np.float32).eps] = 1.0
         sizes = [X.shape[1], *_layer_sizes(self.hidden), outputs]
+        # By feature, so that the first weights of some are known without those of all.
+        deviation, seed = 1 / np.sqrt(sizes[0]), int(dice.randint(2**31 - 1))
+        is_linear = not self._is_centred and len(sizes) == 2
+        self._first_values = ps.Zeros() if is_linear else ps.Normal(float(deviation)), seed
         self.layers_: Layers = [
             {
                 "w": (dice.standard_normal((before, after)) / np.sqrt(before)).astype(np.float32),
                 "b": np.zeros(after, np.float32),
             }
-            for before, after in pairwise(sizes)
+            for before, after in pairwise(sizes[1:])
         ]
+        features = np.arange(sizes[0] if self._is_centred else 0)
+        first: Any = self._draw_weights(features, sizes[1])
+        if not self._is_centred:
+            first = FeatureRows(features, first)
+        self.layers_.insert(0, {"w": first, "b": np.zeros(sizes[1], np.float32)})
         self.steps_ = 0
+
+    def _draw_weights(self, features: NDArray[np.int64], outputs: int) -> Floats:
+        """The first weights (features, outputs) of some features."""
+        values, seed = self._first_values
+        return values.make_rows(features.astype(np.uint64), outputs, seed)
+
+    def _weights_of(self, features: NDArray[np.int64]) -> Floats:
+        """The present weights of some features, before the steps under way."""
+        rows: FeatureRows = self.layers_[0]["w"]
+        weights = self._draw_weights(features, rows.rows.shape[1])
+        return rows.take(features, weights)
 
     def _train(self, X: Any, targets: Floats, weights: NDArray[Any], epochs: int) -> None:
         """Continue from the present weights for some epochs; `weights` are those of the rows.
 
         Their mean over all rows is made 1, so that they do not change the rate.
         """
+        X = self._as_trained(X)
         counted = np.flatnonzero(weights)
         if not len(counted):
             raise ValueError("sample_weight: expected a weight above 0, got none")
@@ -191,15 +222,16 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         if not has_rows:
             return ps.Dense.like(self.layers_, decay=self.decay, **how)
         first, *rest = self.layers_
-        dense = ps.Dense.like([{"b": first["b"]}, *rest], decay=self.decay, **how)
+        of_net = {**how, "rule": dense_rule(self.rule), "decay": self.decay}
+        dense = ps.Dense.like([{"b": first["b"]}, *rest], **of_net)
         # Their decay is part of the gradient, because the rows are differences of weights.
-        rows = ps.Sparse(first["w"].shape[1], init=ps.Zeros(), rows=len(first["w"]), **how)
+        rows = ps.Sparse(len(first["b"]), init=ps.Zeros(), **how)
         return ps.Tables({_NET: dense, _FEATURES: rows})
 
     def _take_row_steps(self, job: ps.Job, name: str, batches: Iterator[Batch]) -> int:
         """Take a step for each batch of sparse rows, over the features that it has."""
         decay = np.float32(argument_checks.number("decay", self.decay, least=0))
-        weights, steps = self.layers_[0]["w"], 0
+        steps = 0
         with job.worker(name) as me:
             for batch in batches:
                 X, share = cast(Any, batch["x"]), batch["share"]
@@ -207,7 +239,7 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
                 ids = features.astype(np.int64)
                 with me.step(samples=len(share), gather={_FEATURES: ids}) as step:
                     first, *rest = step.pull(_NET)
-                    present = weights[features] + step.rows(_FEATURES)
+                    present = self._weights_of(ids) + step.rows(_FEATURES)
                     packed = sparse.csr_array(
                         (X.data, columns.reshape(-1), X.indptr), (len(share), len(features))
                     )
@@ -222,14 +254,18 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         """The layers as the shards have them."""
         if not job.tables.sparse:
             return cast(Layers, job.read())
-        weights = self.layers_[0]["w"].copy()
         features = np.unique(inputs.indices).astype(np.int64)
+        weights = self._weights_of(features)
         with job.reader() as reader:
             first, *rest = reader.pull(_NET)
             for begin in range(0, len(features), _READ_ROWS):
-                part = features[begin : begin + _READ_ROWS]
-                weights[part] += reader.gather(_FEATURES, part)
-        return [{"w": weights, **first}, *rest]
+                part = slice(begin, begin + _READ_ROWS)
+                weights[part] += reader.gather(_FEATURES, features[part])
+        return [{"w": self.layers_[0]["w"].merge(features, weights), **first}, *rest]
+
+    def _as_trained(self, X: Any) -> Any:
+        """The rows, sparse if the weights are rows by feature."""
+        return X if self._is_centred or sparse.issparse(X) else sparse.csr_array(X)
 
     def _densify(self, batch: Batch) -> Batch:
         """A minibatch of sparse rows as one of dense rows."""
@@ -242,34 +278,45 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         if self._is_centred:
             return (X.toarray() - self._mean) / self._scale
         scaled = X.copy()
-        scaled.data /= self._scale[X.indices]
+        ones = np.ones((len(X.indices), 1))
+        scaled.data /= self._scales.take(X.indices, ones)[:, 0]
         return scaled
 
     def _scores(self, X: Any) -> Floats:
         check_is_fitted(self, "layers_")
-        checked = self._validate(X, reset=False)
+        checked = self._as_trained(self._validate(X, reset=False))
+        if not self._is_centred:
+            packed, layers = self._pack(checked)
+            return cast(Floats, forward(layers, packed)[-1])
         rows, features = checked.shape
-        fills_in = sparse.issparse(checked) and self._is_centred
-        size = max(1, _VALUES // features) if fills_in else rows
+        size = max(1, _VALUES // features) if sparse.issparse(checked) else rows
         # In float64, so that a row's value does not depend on the other rows.
         return np.concatenate(
             [
-                _forward(self.layers_, self._standardise(checked[first : first + size]))[-1]
+                forward(self.layers_, self._standardise(checked[first : first + size]))[-1]
                 for first in range(0, rows, size)
             ]
         )
 
+    def _pack(self, X: Any) -> tuple[Any, Layers]:
+        """Sparse rows, standardised, over the features that they have; and the layers for these.
+
+        A feature that was never trained counts as zero.
+        """
+        scaled = self._standardise(X)
+        features, columns = np.unique(X.indices, return_inverse=True)
+        first, *rest = self.layers_
+        zeros = np.zeros((len(features), len(first["b"])), np.float32)
+        packed = sparse.csr_array(
+            (scaled.data, columns.reshape(-1), X.indptr), (X.shape[0], len(features))
+        )
+        return packed, [{**first, "w": first["w"].take(features, zeros)}, *rest]
+
     def _gradient(self, layers: Layers, batch: Batch) -> tuple[float, Layers]:
-        values = _forward(layers, batch["x"])
+        values = forward(layers, batch["x"])
         losses, change = self._loss(values[-1], batch["target"])
         change *= batch["share"][:, None] / np.float32(len(change))
-        gradients: Layers = []
-        for number in reversed(range(len(layers))):
-            before = values[number]
-            gradients.append({"w": before.T @ change, "b": change.sum(0)})
-            if number:
-                change = (change @ layers[number]["w"].T) * (before > 0)
-        return float((losses * batch["share"]).mean()), gradients[::-1]
+        return float((losses * batch["share"]).mean()), backward(layers, values, change)
 
     def _loss(self, scores: Floats, targets: Floats) -> tuple[Floats, Floats]:
         """Each row's loss, and its gradient at the scores."""
@@ -363,7 +410,7 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Floats:
         """Each class's probability, (rows, classes)."""
-        return _softmax(self._scores(X))
+        return softmax(self._scores(X))
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable class of each row."""
@@ -374,9 +421,7 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
         return cast(Floats, (y[:, None] == self.classes_).astype(np.float32))
 
     def _loss(self, scores: Floats, targets: Floats) -> tuple[Floats, Floats]:
-        chances = _softmax(scores)
-        losses = -np.log(np.maximum((chances * targets).sum(1), 1e-30))
-        return cast(Floats, losses), chances - targets
+        return cross_entropy(scores, targets)
 
 
 class DownpourRegressor(RegressorMixin, _Downpour):  # type: ignore[misc]
@@ -472,18 +517,15 @@ def _check_frame(X: Any) -> None:
         raise ValueError(f"column {name}: expected numbers, got {kind}: {remedy}")
 
 
-def _forward(layers: Layers, inputs: Any) -> list[Floats]:
-    """The inputs, what each hidden layer makes of them, and the scores."""
-    values = [inputs]
-    for number, layer in enumerate(layers, 1):
-        outputs = values[-1] @ layer["w"] + layer["b"]
-        values.append(np.maximum(outputs, 0) if number < len(layers) else outputs)
-    return values
-
-
-def _softmax(scores: Floats) -> Floats:
-    raised = np.exp(scores - scores.max(1, keepdims=True))
-    return cast(Floats, raised / raised.sum(1, keepdims=True))
+def _find_scales(X: Any) -> FeatureRows:
+    """The standard deviation of each feature of sparse rows that has a value; 1 for constants."""
+    features, columns = np.unique(X.indices, return_inverse=True)
+    rows, counts = X.shape[0], np.bincount(columns, minlength=len(features))
+    means = np.bincount(columns, X.data, len(features)) / rows
+    squares = np.bincount(columns, np.square(X.data - means[columns]), len(features))
+    scales = np.sqrt((squares + (rows - counts) * np.square(means)) / rows)
+    scales[scales < np.finfo(np.float32).eps] = 1.0
+    return FeatureRows(features.astype(np.int64), scales[:, None])
 
 
 def _batches(

@@ -151,6 +151,10 @@ def test_sparse_rows_stay_sparse() -> None:
     assert peak < rows * features * 8 / 2
 
 
+def draw_zeros(_model: Any, features: Any, outputs: int) -> Any:
+    return np.zeros((len(features), outputs), np.float32)
+
+
 @pytest.mark.parametrize("hidden", [(), (8,)])
 def test_sparse_rows_of_many_features(
     hidden: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -161,6 +165,8 @@ def test_sparse_rows_of_many_features(
     feature is applied only where a minibatch has it.
     """
     monkeypatch.setattr("worker.sklearn._MAX_CENTRED", 10)
+    if not hidden:  # a linear model begins at zero, but of rows that are filled in
+        monkeypatch.setattr(DownpourClassifier, "_draw_weights", draw_zeros)
     half = sparse.random_array((120, 30), density=0.5, rng=np.random.default_rng(1))
     X = sparse.csr_array(sparse.vstack([half, -half]))
     y = (X[:, [0]].toarray() > X[:, [1]].toarray())[:, 0].astype(int)
@@ -168,25 +174,36 @@ def test_sparse_rows_of_many_features(
     models = [DownpourClassifier(workers=1, strategy="bsp", **options) for _ in range(2)]
     for model, rows in zip(models, (X, X.toarray()), strict=True):
         model.fit(rows, y).partial_fit(rows, y)
-    for layer, dense in zip(models[0].layers_, models[1].layers_, strict=True):
-        for name in ("w", "b"):
-            np.testing.assert_allclose(layer[name], dense[name], atol=1e-5)
+    (first, *rest), (first_of_dense, *rest_of_dense) = (model.layers_ for model in models)
+    assert first["w"].features.tolist() == [*range(30)]
+    np.testing.assert_allclose(first["w"].rows, first_of_dense["w"], atol=1e-5)
+    for layer, dense in zip(
+        [{"b": first["b"]}, *rest], [first_of_dense, *rest_of_dense], strict=True
+    ):
+        for name, array in layer.items():
+            np.testing.assert_allclose(array, dense[name], atol=1e-5)
     scores = models[0].decision_function(X)
     np.testing.assert_allclose(scores, models[1].decision_function(X.toarray()), atol=1e-4)
     np.testing.assert_allclose(scores, models[0].decision_function(X.toarray()), atol=1e-6)
 
 
-def test_a_million_features() -> None:
+def test_two_billion_features() -> None:
     """Two asynchronous workers learn text of a hash space that no minibatch need be filled to."""
-    dice, features = np.random.default_rng(1), 2**20
+    dice, features = np.random.default_rng(1), 2**31 - 1
     words = dice.integers(0, features, 200)
     drawn = dice.integers(0, 200, (400, 12))
     y = np.where((drawn < 100).sum(1) > 6, "even", "odd")
     X = sparse.csr_matrix(
         (np.ones(4800), words[drawn].ravel(), np.arange(0, 4801, 12)), (400, features)
     )
-    model = DownpourClassifier(rule="adagrad", epochs=10, random_state=1)
-    assert model.fit(X, y).score(X, y) > 0.95
+    for rule in ("ftrl", "row_adagrad", "adagrad"):
+        model = DownpourClassifier(rule=rule, epochs=10, random_state=1)
+        assert model.fit(X, y).score(X, y) > 0.95
+    assert len(model.layers_[0]["w"].features) == len(np.unique(words))
+    unseen = sparse.csr_matrix(([1.0, 1.0], ([0, 1], [words.min() - 1, 7])), (2, features))
+    scores = model.decision_function(unseen)
+    biases = model.layers_[0]["b"]
+    np.testing.assert_allclose(scores, biases[1] - biases[0], rtol=1e-6)
     assert set(model.predict(X[:20])) <= {"even", "odd"}
     heights = DownpourRegressor(rule="adagrad", epochs=10, random_state=1)
     assert heights.fit(X, (drawn < 100).sum(1)).score(X, (drawn < 100).sum(1)) > 0.7
