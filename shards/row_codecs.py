@@ -78,6 +78,15 @@ def decode(label: str, kind: Kind, frame: Buffer, count: int, dim: int) -> Float
     return rows
 
 
+def round_rows(kind: Kind, rows: Floats) -> Floats:
+    """Finite rows, (n, dim), as a shard decodes them; plain floats are not copied."""
+    if kind is Kind.F4:
+        return rows
+    payload = np.empty(len(rows) * row_bytes(kind, rows.shape[1]), np.uint8)
+    encode(kind, rows, payload)
+    return decode("", kind, payload.data, *rows.shape)
+
+
 def prepare(pushed: Kind, pulled: Kind) -> None:
     """Compile the decoder of pushes and the encoder of answers."""
     for kind in (pushed, pulled):

@@ -186,7 +186,6 @@ class PayloadEncoder:
         checks = len(self._sections) > 1 and not plain
         rows = self.split_rows(gradients) if self._sparse else ()
         for part in rows:
-            # Rounding would turn NaN into a number, which no shard would refuse.
             if checks or (not plain and self._row_kind(part.table.name) is not Kind.F4):
                 self._check_rows(part, gradients[part.table.name].rows, seq)
         if checks:
@@ -225,12 +224,16 @@ class PayloadEncoder:
     def _check_rows(self, part: SplitIds, rows: Floats, seq: int) -> None:
         """Raise BadInput if a shard would refuse its rows of a table."""
         table = part.table.name
-        limit = self._limits.get(table)
-        if limit is None:
+        kind, limit = self._row_kind(table), self._limits.get(table)
+        if limit is None or kind is not Kind.F4:
+            # Rounding would turn NaN into a number, which no shard would refuse.
             check_squares(table, rows.reshape(-1), seq)
+        if limit is None:
             return
         for shard in range(self._map.shards):
-            check_squares(table, part.of_shard(shard, rows).reshape(-1), seq, limit)
+            # Rounding may lengthen rows: one to bf16 by 0.4 per cent, one to int8 by more.
+            sent = row_codecs.round_rows(kind, part.of_shard(shard, rows))
+            check_squares(table, sent.reshape(-1), seq, limit)
 
     def _check(self, table: str, gradient: Floats, seq: int) -> None:
         """Raise BadInput if a shard would refuse its section of a table's plain gradient."""

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 import ps
 from ps.session.compression import Compression
-from shards import row_codecs
 from shards.first_values import Uniform
 from shards.messages import Kind
+from shards.row_codecs import round_rows
 from shards.row_frames import RowGradient
 from shards.rules import Adagrad
 from shards.shard_state import of_table
@@ -44,13 +44,6 @@ def oracle() -> RowOracle:
     return RowOracle(SparseTable("user", DIM, Uniform(0.1), SEED), Adagrad())
 
 
-def rounded(kind: Kind, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What arrives of some rows."""
-    payload = np.empty(len(rows) * row_codecs.row_bytes(kind, DIM), np.uint8)
-    row_codecs.encode(kind, rows, payload)
-    return row_codecs.decode("", kind, payload.data, len(rows), DIM)
-
-
 def gradient_of(seed: int) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal((len(IDS), DIM)).astype(np.float32)
 
@@ -69,12 +62,12 @@ def test_what_is_rounded(choice: str, shards: int, transport: str) -> None:
                 with me.step(gather={"user": np.concatenate([IDS, IDS])}) as step:
                     read = step.rows("user")
                     assert np.array_equal(
-                        read[: len(IDS)], rounded(compression.pull, rows.gather(IDS))
+                        read[: len(IDS)], round_rows(compression.pull, rows.gather(IDS))
                     )
                     gradient = gradient_of(seed)
                     step.scatter("user", np.concatenate([gradient, gradient]))
                     step.push("net", {"w": np.full(4, 1.001, np.float32)})
-                rows.push(IDS, rounded(compression.push_kind, 2 * gradient), RATE)
+                rows.push(IDS, round_rows(compression.push_kind, 2 * gradient), RATE)
             step.ack.result()
             assert np.allclose(me.pull()["w"], -3.003 * RATE, rtol=1e-6), "not rounded"
         with job.reader() as reader:
@@ -91,7 +84,7 @@ def test_pushes_under_way_are_not_rounded_twice() -> None:
         for seed in range(6):
             with me.step(gather={"user": IDS}) as step:
                 step.scatter("user", gradient_of(seed))
-            rows.push(IDS, rounded(Kind.INT8, gradient_of(seed)), RATE)
+            rows.push(IDS, round_rows(Kind.INT8, gradient_of(seed)), RATE)
             if seed == 2:
                 job.reshard(3)
         me.flush()
@@ -107,7 +100,7 @@ def test_logs_of_rounded_rows(tmp_path: Path) -> None:
         for seed in range(3):
             with me.step(gather={"user": IDS}) as step:
                 step.scatter("user", gradient_of(seed))
-            rows.push(IDS, rounded(Kind.INT8, gradient_of(seed)), RATE)
+            rows.push(IDS, round_rows(Kind.INT8, gradient_of(seed)), RATE)
         me.flush()
     (logs,) = tmp_path.iterdir()
     with ps.local(tables("int8"), shards=2, resume=logs) as job, job.reader() as reader:
@@ -134,7 +127,7 @@ def test_a_worker_chooses_for_itself() -> None:
                 with me.step(gather={"user": IDS}) as step:
                     step.scatter("user", gradient_of(number))
                 step.ack.result()
-            rows.push(IDS, rounded(kind, gradient_of(number)), RATE)
+            rows.push(IDS, round_rows(kind, gradient_of(number)), RATE)
         with job.reader() as reader:
             assert np.array_equal(reader.gather("user", IDS), rows.gather(IDS))
 
@@ -153,3 +146,24 @@ def test_what_is_not_finite_is_not_rounded(choice: str, shards: int) -> None:
         assert me.seq == 0
         with job.reader() as reader, pytest.raises(ps.BadInput, match="700 of 700 ids without"):
             reader.gather("user", IDS, missing="error")
+
+
+@pytest.mark.parametrize(("choice", "value"), [("bf16", 1 + 0.51 / 128), ("int8", 0.51 / 127)])
+def test_a_limit_holds_for_what_is_sent(choice: str, value: float) -> None:
+    """Rows that only rounding lengthens beyond a limit go to no shard, and the next push counts."""
+    ids, rows = np.sort(IDS), np.zeros((len(IDS), DIM), np.float32)
+    rows[0] = [1.0, *[value] * (DIM - 1)]
+    net = ps.Dense.zeros({"w": (4,)})
+    guard = ps.Guard(max_norm=1.00001 * float(np.linalg.norm(rows[0])))
+    user = ps.Sparse(DIM, rate=1.0, init="zeros", compression=choice, guard=guard)
+    with ps.local(ps.Tables(net=net, user=user), shards=2) as job, job.worker("w0") as me:
+        me.pull()
+        with pytest.raises(ps.BadInput, match=r"^push 1: table user has norm .* expected at most"):
+            me.client.push({"user": RowGradient(ids, rows)})
+        half = rows * np.float32(0.5)
+        me.client.push({"user": RowGradient(ids, half)})
+        me.flush()
+        assert me.seq == 1
+        with job.reader() as reader:
+            sent = round_rows(Kind(choice), half)
+            assert np.array_equal(reader.gather("user", ids), -sent)
