@@ -36,7 +36,7 @@ LETTERS, CONTEXT, BATCH, RATE = 256, 64, 8, 1e-3  # a letter is a byte of UTF-8
 SPEEDS = {"w0": 6, "w1": 2, "w2": 1}
 FRAGMENTS = 5
 HOW: dict[str, Any] = {
-    "strategy": "decoupled_diloco:h=24,speeds="
+    "strategy": "decoupled_diloco:h=12,momentum=0.5,speeds="
     + "+".join(f"{name}/{speed}" for name, speed in SPEEDS.items()),
     "workers": len(SPEEDS),
 }
@@ -106,10 +106,10 @@ def train(model: Any, batches: Iterable[Any]) -> None:
         optimizer.zero_grad()
 
 
-def learn(model: Any, batches: Iterable[Any], job: ps.Job, name: str, link: str) -> None:
+def learn(model: Any, batches: Iterable[Any], job: ps.Job, name: str, **options: Any) -> None:
     """Train as a learner of a job: the same script."""
     optimizer = AdamW(model.parameters(), lr=RATE)
-    with worker.torch.join(job, name, model, optimizer, **HOW, **LINKS[link]) as learner:
+    with worker.torch.join(job, name, model, optimizer, **HOW, **options) as learner:
         for batch in batches:
             loss = loss_of(model, batch)
             loss.backward()
@@ -156,19 +156,22 @@ def follow(job: ps.Job, model: Any, tested: Any, learners: list[Any], records: A
     `records` get it as well, unless they are None.
     """
     started = time.monotonic()
-    print(f"{'tokens':>9} {'seconds':>8} {'MB pushed':>9} {'loss':>6}", flush=True)
+    print(f"{'tokens':>9} {'seconds':>8} {'MB pushed':>9} {'loss':>6} learners", flush=True)
     with ps.AdminClient(job.cluster) as admin:
         while True:
             ended = all(learner.poll() is not None for learner in learners)
             seconds, statuses = time.monotonic() - started, admin.status()
+            active = sum(learner.standing == "active" for learner in statuses[0].workers)
             pushed = sum(status.bytes_in for status in statuses)
             with torch.no_grad():
                 loss: float = loss_of(worker.torch.load(model, job.read()), tested).item()
             tokens = statuses[0].steps * BATCH * CONTEXT  # those of dropped reports as well
-            print(f"{tokens:9,} {seconds:8.1f} {pushed / 1e6:9.1f} {loss:6.3f}", flush=True)
+            print(
+                f"{tokens:9,} {seconds:8.1f} {pushed / 1e6:9.1f} {loss:6.3f} {active:8}", flush=True
+            )
             if records is not None:
                 records.test({"loss": loss})
-            if ended:
+            if ended and not active:  # a learner that joined later has left, too
                 return loss
             time.sleep(2)
 
@@ -187,6 +190,8 @@ def serve(options: argparse.Namespace) -> float:
             subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--learner", f"{number}"])
             for number in range(len(SPEEDS))
         ]
+        for name, learner in zip(SPEEDS, learners, strict=True):
+            print(f"{name} is process {learner.pid}", flush=True)
         try:
             return follow(job, model, tested, learners, records)
         finally:
@@ -204,7 +209,8 @@ def run_learner(options: argparse.Namespace) -> None:
         steps = round(options.steps * sum(SPEEDS.values()) / fastest / len(SPEEDS))
     batches = draw_batches(rows, steps, number, options.pace * slower)
     with ps.connect(options.job) as job:
-        learn(make_model(small=options.small), batches, job, name, options.link)
+        how = {**LINKS[options.link], "incarnation": options.incarnation}
+        learn(make_model(small=options.small), batches, job, name, **how)
 
 
 def parse_options() -> argparse.Namespace:
@@ -219,6 +225,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--alone", action="store_true", help="train without shards")
     parser.add_argument("--job", type=Path, default=Path("job.json"), help="the job's file")
     parser.add_argument("--learner", type=int, help="be the learner of this number in the job")
+    parser.add_argument("--incarnation", type=int, default=0, help="higher for a restarted one")
     return parser.parse_args()
 
 

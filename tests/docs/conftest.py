@@ -31,6 +31,7 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory of a user in a clone, with a Parquet file of images in it."""
     write_demo(tmp_path / "deploy" / "demo")
     shutil.copytree(ROOT / "deploy" / "examples", tmp_path / "deploy" / "examples")
+    shutil.copytree(ROOT / "docs" / "tutorials", tmp_path / "docs" / "tutorials")
     write_parquet(tmp_path / "digits.parquet")
     monkeypatch.chdir(tmp_path)
     return tmp_path

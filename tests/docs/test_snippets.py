@@ -35,6 +35,7 @@ ON_CLUSTERS = {
     "docs/how-to/watch.md",
 }
 NEEDS = {
+    "docs/tutorials/decoupled.md": ["torch"],
     "docs/how-to/from-elephas.md": ["jax", "keras"],
     "docs/how-to/from-horovod.md": ["torch"],
     "docs/how-to/jax.md": ["jax"],

@@ -94,11 +94,12 @@ def test_gpt(tmp_path: Path) -> None:
     command += ["--pace", "0.02", "--text", *(f"{docs}/{kind}" for kind in ("tutorials", "how-to"))]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    heading, first, *_, last, loss = done.stdout.splitlines()
-    assert heading.split() == ["tokens", "seconds", "MB", "pushed", "loss"]
-    assert first.split()[0] == "0"
+    *_, heading, first = done.stdout.splitlines()[: WORKERS + 2]
+    *_, last, loss = done.stdout.splitlines()
+    assert heading.split() == ["tokens", "seconds", "MB", "pushed", "loss", "learners"]
+    assert first.split()[0] == last.split()[-1] == "0"
     assert last.split()[0] == f"{(144 + 48 + 24) * 8 * 64:,}"
-    assert float(loss.split()[1]) < float(first.split()[-1]) - 1
+    assert float(loss.split()[1]) < float(first.split()[-2]) - 1
 
 
 def test_gpt_changes_few_lines() -> None:
