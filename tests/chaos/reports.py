@@ -217,15 +217,15 @@ class Sent(NamedTuple):
 def reports_in(events: Sequence[Event]) -> list[Sent]:
     """The reports in a learner's journal."""
     judged = {event.seq: event for event in events if isinstance(event, Judged)}
+    reports = [event for event in events if isinstance(event, Reports)]
+    # A next life uses the number of a report that no shard had received before the death again.
+    last = {report.seq: report for report in reports}
     sent = []
-    for event in events:
-        # A number that was sent again is another life's: the first one never reached all shards.
-        if isinstance(event, Reports) and event.table:
-            fate = judged.get(event.seq)
-            if fate is not None and fate.at >= event.at:
-                sent.append(Sent(event, fate.at, fate.dropped))
-            else:
-                sent.append(Sent(event, 0.0, None))
+    for report in reports:
+        fate = judged.get(report.seq) if last[report.seq] is report else None
+        if report.table:
+            heard = (0.0, None) if fate is None else (fate.at, fate.dropped)
+            sent.append(Sent(report, *heard))
     return sent
 
 

@@ -13,7 +13,14 @@ from shards.spec import TableSpec
 from tests.chaos.journal import Event, Judged, Ready, Reports
 from tests.chaos.oracle import Death
 from tests.chaos.record import TABLE, two_tables
-from tests.chaos.reports import exchanges_to_merge, judge_reports, pieces_of, server_half, unit_of
+from tests.chaos.reports import (
+    exchanges_to_merge,
+    judge_reports,
+    pieces_of,
+    reports_in,
+    server_half,
+    unit_of,
+)
 
 WORKERS = 3
 UNIT = unit_of(WORKERS)
@@ -93,6 +100,13 @@ def test_a_death_may_take_back_what_it_had_just_acknowledged() -> None:
     assert faults(cells, (Death(0, 3.6, 3.7),), rollback_s=2.0) == []
     late = faults(cells, (Death(0, 99.0, 99.1),), rollback_s=2.0)
     assert late == ["chaos, shard 0, round 2: report 3 was acknowledged and is not in it"]
+
+
+def test_a_number_may_be_used_again() -> None:
+    """A life died with a report that no shard had received: the next life's has its number."""
+    lost, again = Reports(1.0, 1, TABLE, {0: 0}), Reports(2.0, 1, TABLE, {0: 1})
+    fates = [sent.dropped for sent in reports_in([lost, again, Judged(2.5, 1, 0)])]
+    assert fates == [None, 0]
 
 
 def test_the_exchanges_of_a_joiner() -> None:
