@@ -22,6 +22,7 @@ learners may report on a round that is yet to come.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import lcm
 from typing import NamedTuple
@@ -230,9 +231,9 @@ def reports_in(events: Sequence[Event]) -> list[Sent]:
 
 
 def exchanges_to_merge(events: Sequence[Event]) -> Iterator[int]:
-    """For each life, the number of its first report that was merged, counted from 1.
+    """For each life, the exchange of a fragment, counted from 1, in which a report is first merged.
 
-    Lives that ended before are left out, unless two of their reports had been dropped by then.
+    Lives that ended before are left out, unless all fragments had been exchanged by then.
     """
     lives: list[list[Event]] = []
     for event in events:
@@ -241,10 +242,16 @@ def exchanges_to_merge(events: Sequence[Event]) -> Iterator[int]:
         elif lives:
             lives[-1].append(event)
     for life in lives:
-        fates = [sent.dropped for sent in reports_in(life) if sent.dropped is not None]
-        merged = [number for number, dropped in enumerate(fates, 1) if not dropped]
-        if merged or len(fates) > 1:
-            yield merged[0] if merged else len(fates) + 1
+        exchanges: Counter[str] = Counter()
+        for sent in reports_in(life):
+            if sent.dropped is not None:
+                exchanges[sent.report.table] += 1
+            if sent.dropped == 0:
+                yield exchanges[sent.report.table]
+                break
+        else:
+            if len(exchanges) > 1:
+                yield 1 + min(exchanges.values())
 
 
 def judge_reports(

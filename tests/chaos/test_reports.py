@@ -110,7 +110,11 @@ def test_a_number_may_be_used_again() -> None:
 
 
 def test_the_exchanges_of_a_joiner() -> None:
-    """The first report that was merged counts; a life that ended before says nothing."""
+    """The first merged report counts, in exchanges of its fragment."""
     assert [*exchanges_to_merge(JOURNALS["w0"])] == [1]
     assert [*exchanges_to_merge(reports(1, 2, 0))] == [3]
-    assert [*exchanges_to_merge([*reports(1), *reports(1, 1)])] == [3]
+    assert [*exchanges_to_merge([*reports(1), *reports(1, 1)])] == []
+    other = Reports(9.0, 9, "more", {0: 0}), Judged(9.5, 9, 0)
+    assert [*exchanges_to_merge([*reports(1, 1), *other])] == [1]
+    late = Reports(9.0, 9, "more", {0: 0}), Judged(9.5, 9, 1)
+    assert [*exchanges_to_merge([*reports(1, 1), *late])] == [2]
