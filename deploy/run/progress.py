@@ -308,7 +308,7 @@ def _progress(readings: Readings, last_test: Evaluation | None) -> Text:
 
 
 def _workers(readings: Readings) -> Table:
-    table = _table("worker", "clock", "step", "loss", "restarts")
+    table = _table("worker", "clock", "step", "loss", "goodput", "restarts")
     table.add_column("standing", justify="left")
     shown = readings.workers
     if len(shown) > _MAX_ROWS:
@@ -321,7 +321,7 @@ def _workers(readings: Readings) -> Table:
         (readings.absent, "more to come"),
     ):
         if count:
-            table.add_row(f"+{count}", "", "", "", "", text, style="dim")
+            table.add_row(f"+{count}", "", "", "", "", "", text, style="dim")
     return table
 
 
@@ -331,6 +331,7 @@ def _worker_row(worker: WorkerReading) -> tuple[str, ...]:
         f"{worker.clock:,}",
         f"{worker.step:,}",
         _number(worker.loss, ".4f"),
+        _number(worker.goodput, ".0%"),
         str(worker.restarts),
         worker.standing,
     )

@@ -14,6 +14,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from deploy.run.worker_times import TimesTally, goodput
 from shards.shard_status import Histogram, ShardStatus, Standing, WorkerStatus
 from worker.training.figures import RecentLoss, Rows, UpdateTally
 
@@ -21,7 +22,10 @@ WINDOW_S = 10.0
 
 
 class WorkerReading(msgspec.Struct, frozen=True):
-    """A worker as the shards see it; `loss` is that of its last push, None before the first."""
+    """A worker as the shards see it; `loss` is that of its last push, None before the first.
+
+    `goodput` is the share of its time so far that went into useful steps.
+    """
 
     name: str
     clock: int
@@ -30,6 +34,7 @@ class WorkerReading(msgspec.Struct, frozen=True):
     waits: bool
     loss: float | None
     restarts: int
+    goodput: float | None = None
 
 
 class ShardReading(msgspec.Struct, frozen=True):
@@ -141,6 +146,7 @@ class Meter:
         self._started = started
         self._looks: deque[_Look] = deque()
         self._tally = UpdateTally()
+        self._times = TimesTally()
         self._loss: float | None = None
 
     def update(
@@ -157,7 +163,9 @@ class Meter:
         self._loss = self._mean_loss(records)
         earlier = self._looks[0]
         first, planned = statuses[0], self._steps * self._workers
-        workers = self._read_workers(statuses)
+        restarts = _restarts(statuses)
+        self._times.add(records, restarts, now - self._started)
+        workers = self._read_workers(statuses, restarts)
         steps_per_s = _rate(earlier.statuses[0].steps, first.steps, now - earlier.time)
         return Readings(
             elapsed_s=now - self._started,
@@ -220,15 +228,25 @@ class Meter:
             for pair, measured in sorted(trips.items())
         )
 
-    def _read_workers(self, statuses: Sequence[ShardStatus]) -> tuple[WorkerReading, ...]:
+    def _read_workers(
+        self, statuses: Sequence[ShardStatus], restarts: Mapping[str, int]
+    ) -> tuple[WorkerReading, ...]:
         """One reading per worker: it waits if it waits at any shard; the rest is from shard 0."""
         seen: dict[str, list[WorkerStatus]] = {}
         for status in statuses:
             for worker in status.workers:
                 seen.setdefault(worker.worker, []).append(worker)
-        return tuple(self._read_worker(seen[name]) for name in sorted(seen, key=_natural))
+        times_s = self._times.times_s
+        return tuple(
+            self._read_worker(
+                seen[name], restarts[name], goodput([times_s[name]] if name in times_s else [])
+            )
+            for name in sorted(seen, key=_natural)
+        )
 
-    def _read_worker(self, views: Sequence[WorkerStatus]) -> WorkerReading:
+    def _read_worker(
+        self, views: Sequence[WorkerStatus], restarts: int, useful: float | None
+    ) -> WorkerReading:
         first, waits = views[0], any(view.waiting for view in views)
         return WorkerReading(
             name=first.worker,
@@ -237,8 +255,18 @@ class Meter:
             standing=_standing(first, waits, self._steps),
             waits=waits,
             loss=first.loss if first.seq else None,
-            restarts=max(view.takeovers for view in views),
+            restarts=restarts,
+            goodput=useful,
         )
+
+
+def _restarts(statuses: Sequence[ShardStatus]) -> dict[str, int]:
+    """The takeovers of each worker by a next life, as the shard says that knows of most."""
+    restarts: dict[str, int] = {}
+    for status in statuses:
+        for worker in status.workers:
+            restarts[worker.worker] = max(worker.takeovers, restarts.get(worker.worker, 0))
+    return restarts
 
 
 def _standing(worker: WorkerStatus, waits: bool, steps: int) -> str:

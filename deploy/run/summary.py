@@ -72,7 +72,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
     """What workers computed on: `cpu`, or `gpu:N`, a GPU of the worker's host."""
     goodput: dict[str, float] = {}
-    """The `compute_share` of each worker by itself."""
+    """The `compute_share` of each worker by itself, steps of dropped pushes included."""
     dropped: int = 0
     """Pushes that a shard dropped because they came too late for their round or quorum."""
 

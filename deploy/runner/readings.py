@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from deploy.run.progress_model import Readings
+from deploy.run.worker_times import TimesTally, WorkerTimes, goodput
 from deploy.runner.job_folder import NEWEST, SERIES
 from ps.whole_files import whole_file
 from shards.errors import UNDECODABLE
@@ -27,7 +28,10 @@ Value = TypeVar("Value")
 
 
 class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One point of a job's series. Unknown figures are None."""
+    """One point of a job's series. Unknown figures are None.
+
+    `goodput` is the share of the workers' time so far that went into useful steps.
+    """
 
     time: float
     seconds: float
@@ -41,15 +45,7 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
     clock_gap: int
     waiting: int
     accuracy: float | None = None
-
-
-class WorkerTimes(msgspec.Struct):
-    """Where a worker's time went, in seconds, as its pushes say; the rest is its own loop."""
-
-    compute: float = 0.0
-    data: float = 0.0
-    wait: float = 0.0
-    network: float = 0.0
+    goodput: float | None = None
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +71,7 @@ class FigureTally:
 
     def __init__(self) -> None:
         self._staleness = StalenessCounts()
-        self._times: dict[str, WorkerTimes] = {}
+        self._times = TimesTally()
         self._holds: Counter[str] = Counter()
         self._tally = UpdateTally()
         self._updated: set[int] = set()
@@ -88,8 +84,8 @@ class FigureTally:
                 continue
             self._updated.add(shard)
             self._staleness.add(rows)
-        if records:
-            self._add_times(records[0])
+        restarts = {worker.name: worker.restarts for worker in readings.workers}
+        self._times.add(records, restarts, readings.elapsed_s)
         if readings.waiting:
             running = [worker for worker in readings.workers if worker.standing == "runs"]
             if running:
@@ -103,6 +99,7 @@ class FigureTally:
     def reading(
         self, attempt: int, now: float, readings: Readings, samples: int, accuracy: float | None
     ) -> Reading:
+        times_s = self._times.times_s
         return Reading(
             time=now,
             attempt=attempt,
@@ -120,19 +117,13 @@ class FigureTally:
                 clock_gap=readings.max_clock_gap,
                 waiting=len(readings.waiting),
                 accuracy=accuracy,
+                goodput=goodput([*times_s.values()]),
             ),
             staleness=np.trim_zeros(self._staleness.counts, "b").tolist(),
-            times_s=dict(self._times),
+            times_s=times_s,
             holds=dict(self._holds),
             diverged=readings.loss is not None and not math.isfinite(readings.loss),
         )
-
-    def _add_times(self, rows: Rows) -> None:
-        for name in np.unique(rows["worker"]):
-            times = self._times.setdefault(bytes(name).decode(errors="replace"), WorkerTimes())
-            records = rows[rows["worker"] == name]
-            for part in WorkerTimes.__struct_fields__:
-                setattr(times, part, getattr(times, part) + float(records[f"{part}_s"].sum()))
 
 
 class ReadingFiles:

@@ -9,7 +9,15 @@ from deploy.service.job_rows import JobRow
 from deploy.service.job_store import JobStore
 
 MAX_JOBS = 32
-FIGURES = ("loss", "accuracy", "samples_per_s", "staleness_p50", "staleness_p99", "updates")
+FIGURES = (
+    "loss",
+    "accuracy",
+    "samples_per_s",
+    "goodput",
+    "staleness_p50",
+    "staleness_p99",
+    "updates",
+)
 _OWN = {"out", "snapshots", "logs"}  # these differ by themselves
 
 

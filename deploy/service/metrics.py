@@ -49,6 +49,11 @@ class ServiceMetrics(Collector):
         stale = GaugeMetricFamily(
             "downpour_job_staleness_updates", "Median staleness of updates.", labels=["job"]
         )
+        useful = GaugeMetricFamily(
+            "downpour_job_goodput_ratio",
+            "The share of the workers' time in useful steps.",
+            labels=["job"],
+        )
         attempts = CounterMetricFamily("downpour_job_attempts", "Attempts begun.", labels=["job"])
         alerts = GaugeMetricFamily("downpour_job_alert", "Alerts on.", labels=["job", "alert"])
         running = GaugeMetricFamily("downpour_job_running", "Whether it trains.", labels=["job"])
@@ -57,11 +62,16 @@ class ServiceMetrics(Collector):
             for alert in row.alerts:
                 alerts.add_metric([row.id, alert], 1)
             attempts.add_metric([row.id], row.attempt)
-            for metric, name in ((updates, "steps"), (loss, "loss"), (stale, "staleness_p50")):
+            for metric, name in (
+                (updates, "steps"),
+                (loss, "loss"),
+                (stale, "staleness_p50"),
+                (useful, "goodput"),
+            ):
                 value = row.head.get(name)
                 if value is not None:
                     metric.add_metric([row.id], value)
-        yield from (updates, loss, stale, attempts, alerts, running)
+        yield from (updates, loss, stale, useful, attempts, alerts, running)
         yield from self._shards()
         free = free_bytes(self._store.folder(""))
         if free is not None:

@@ -15,7 +15,7 @@ EXAMPLES: dict[str, Any] = {
     "complaints": [], "cursor": None, "address": "127.0.0.1", "action": "POST /jobs",
     "figures": {"loss": [0.31]}, "series": {"loss": [0.31]}, "path": "mnist/train.parquet",
     "url": "https://hooks.example.org/downpour", "jobs": {"RUNNING": 1}, "halted": "",
-    "times_s": {"worker-0": {"compute": 41.0, "data": 2.0, "wait": 3.5, "network": 6.1}},
+    "times_s": {"worker-0": {"compute": 41, "data": 2, "wait": 3.5, "network": 6.1, "lost": 1.5}},
     "holds": {"worker-0": 3}, "standing": "runs", "number": 1,
     "removals": [], "evaluations": [], "experiments": [], "alerts": [], "pinned": ["400"],
     "revoked": None, "token": "dps_...", "secret": "64 hexadecimal digits", "actor": "alice",

@@ -210,12 +210,12 @@ function showWorkers(reading, now) {
   showTimes(Object.entries(reading.times_s));
 }
 
-const PARTS = ["compute", "data", "wait", "network"];
+const PARTS = ["compute", "data", "wait", "network", "lost"];
 function showTimes(workers) {
   const sums = PARTS.map((part) => workers.reduce((sum, [, times]) => sum + times[part], 0));
   const all = Math.max(sums.reduce((sum, value) => sum + value, 0), 1e-9);
   const share = (value, whole) => `${Math.round(100 * value / whole)} %`;
-  say("#time", workers.length ? `Of their time between pushes, the workers spent ${share(sums[0], all)} computing, ${share(sums[1], all)} on data, ${share(sums[2], all)} waiting at the gate, ${share(sums[3], all)} on the network.` : "No push yet.");
+  say("#time", workers.length ? `Goodput ${share(sums[0], all)}, the share of time in useful steps. The workers spent ${share(sums[1], all)} on data, ${share(sums[2], all)} waiting at the gate, ${share(sums[3], all)} on the network; ${share(sums[4], all)} was lost, in steps for pushes that were dropped and after deaths.` : "No push yet.");
   const total = (times) => PARTS.reduce((sum, part) => sum + times[part], 0);
   const shown = [...workers].sort((a, b) => b[1].wait + b[1].network - a[1].wait - a[1].network).slice(0, workers.length > MOST_ROWS ? WORST : MOST_ROWS);
   bars("#time", shown.map(([name, times]) => ({

@@ -63,9 +63,9 @@ def test_a_picture_shows_everything() -> None:
         "loss 0.5 1,280 samples/s staleness 3.5, max 4 clock gap max 4 of 5",
         "learning rate 0.01",
         "",
-        "worker clock step loss restarts standing",
-        "w0 8 8 0.5000 0 runs",
-        "w1 12 12 0.2500 0 waits at the bound",
+        "worker clock step loss goodput restarts standing",
+        "w0 8 8 0.5000 - 0 runs",
+        "w1 12 12 0.2500 - 0 waits at the bound",
         "+1 more to come",
         "",
         "shard version updates/s MB/s in MB/s out max gap",
@@ -282,7 +282,7 @@ def test_a_terminal_gets_a_picture(error: type[BaseException] | None, word: str)
     assert f"{word} the test 1.0 s" in plain
     last = "\n".join(plain[plain.index(f"{word} the test 1.0 s") :])
     assert "50 of 100 steps" in last
-    assert "w1 12 12 0.2500 0 waits at the bound" in last
+    assert "w1 12 12 0.2500 - 0 waits at the bound" in last
 
 
 def _without_escapes(text: str) -> str:

@@ -87,7 +87,8 @@ def test_figures_grow(training: Training) -> None:
     training.await_points("staleness", 1)
     assert tab.page.locator("#clocks .bars svg").count() == 2
     assert tab.page.locator("#shards .bars svg").count() == 2
-    tab.sees("#time .sentence", "computing")
+    tab.sees("#time .sentence", "Goodput")
+    assert tab.page.locator("#time .bars svg").first.locator(".lost").count() == 1
 
 
 def test_the_service_is_killed(training: Training) -> None:

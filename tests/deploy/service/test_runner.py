@@ -10,6 +10,7 @@ import pytest
 from deploy.run.folder import lock_folder
 from deploy.run.progress_model import Readings, ShardReading, WorkerReading
 from deploy.run.settings import TrainSettings
+from deploy.run.worker_times import WorkerTimes
 from deploy.runner import job_folder
 from deploy.runner.attempt import run_attempt
 from deploy.runner.journal import Journal, JournalReader, PatientJournal
@@ -17,7 +18,6 @@ from deploy.runner.readings import (
     MAX_POINTS,
     FigureTally,
     ReadingFiles,
-    WorkerTimes,
     read_newest,
     read_series,
     thin_out,
