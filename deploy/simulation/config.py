@@ -27,7 +27,8 @@ class SimulationConfig(
     takes `state_s` seconds longer to a backup than other messages, and travels in pieces of
     `piece_bytes`. The update `rule` is one of shards/rules.py, with its default constants. With a
     `second` rule the job has a second table, and two pushes of three leave one of the tables out.
-    With a rule for `rows` it has a sparse table, of which most pushes change some rows.
+    With a rule for `rows` it has a sparse table, of which most pushes change some rows; they travel
+    as `row_push` and `row_pull` say.
     `backups` is the number of backup workers of a round, `buffer` that of the pushes in a buffer. A
     push with a staleness above `stale_after` is applied at a lower rate, or dropped with
     `stale_drop` (StaleLimit). `changes_rate`: an operator may change the rate.
@@ -51,6 +52,8 @@ class SimulationConfig(
     rule: str = "sgd"
     second: str = ""
     rows: str = ""
+    row_push: Literal["none", "bf16", "int8"] = "none"
+    row_pull: Literal["none", "bf16"] = "none"
     warm_steps: int = 0
     lease_s: float = 3.0
     step_s: float = 0.4

@@ -33,6 +33,7 @@ REPORTS = 0.25  # the share of seeds with a quorum, among those in which one is 
 MERGED = 0.25  # the share of seeds with a buffer, or with backup workers in their rounds
 LIMITED = 0.25  # the share of seeds with a limit on staleness, among those without merging
 ROWS = 0.4  # the share of seeds with a sparse table, among those without a buffer
+ROUNDED = 0.5  # of those, the share whose rows travel in fewer bits
 PIECES = 0.7  # the share of seeds in which a state travels in several pieces
 FIRST_S = 0.3
 
@@ -96,6 +97,9 @@ def swarm(
     plain = setting.merge == "each" and setting.push not in SPARSE and not setting.changes_rate
     if plain and not (setting.rows or setting.stale_after) and draw.random() < REPORTS:
         setting = msgspec.structs.replace(setting, merge="quorum", quorum=draw.choice([1, 2, 3]))
+    if setting.rows and draw.random() < ROUNDED:
+        push, pull = draw.choice(["bf16", "int8"]), draw.choice(["none", "bf16"])
+        setting = msgspec.structs.replace(setting, row_push=push, row_pull=pull)
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(schedule))
 
 

@@ -95,7 +95,8 @@ def check_rows(
     rule = ROW_RULES[setting.rows]()
     arrays = of_table(shard.parameters.copy(), NAME)
     held = {number: at for at, number in enumerate(arrays[IDS].tolist())}
-    expected = {number: replay(number, rule, pushed) for number, pushed in pushes.items()}
+    codec = setting.row_push
+    expected = {number: replay(number, rule, codec, pushed) for number, pushed in pushes.items()}
     present = {number for number, row in expected.items() if row is not None}
     if held.keys() != present:
         raise Violation(
@@ -116,16 +117,30 @@ def check_rows(
             )
 
 
-def replay(number: int, rule: Rule, pushes: Sequence[RowPush]) -> "OracleRow | None":
+def round_row(codec: str, row: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A row as it arrives: of the nearest bf16, or of the nearest of 255 multiples of a scale."""
+    match codec:
+        case "bf16":
+            bits = row.view(np.uint32)
+            halves = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+            return ((bits + halves) & np.uint32(0xFFFF0000)).view(F)
+        case "int8" if row.any():
+            scale = F(max(abs(value) for value in row)) / F(127)
+            return np.array([F(round(value / scale)) * scale for value in row], F)
+    return row
+
+
+def replay(number: int, rule: Rule, codec: str, pushes: Sequence[RowPush]) -> "OracleRow | None":
     """A row after all these pushes; None if none of them changes it.
 
-    Pushes of one version are a round: their mean counts, and zero for one without the row.
+    `codec` is that of pushed rows. Pushes of one version are a round: their mean counts, and zero
+    for one without the row.
     """
     row: OracleRow | None = None
     for version in dict.fromkeys(push.version for push in pushes):
         together = [push for push in pushes if push.version == version]
         gradients = [
-            row_of_push(number, push.worker, push.seq, push.incarnation)
+            round_row(codec, row_of_push(number, push.worker, push.seq, push.incarnation))
             for push in together
             if number in ids_of_push(push.worker, push.seq)
         ]

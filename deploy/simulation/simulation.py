@@ -75,15 +75,11 @@ class Simulation:
         self.clock = Clock(scenario.seed)
         self.counted = Counted()
         self.network = Network(self.clock, setting.delay_s, self.counted)
-        self.compression = (
-            Compression.parse(setting.push, setting.pull)
-            if setting.cluster is ClusterConfig.COMPRESSED
-            else None
-        )
         moves = [fault.shards for fault in scenario.faults if isinstance(fault, ReshardFault)]
         self.blocks = max([setting.shards, *moves])
         self.layout = _layout(setting, self.blocks)
         self.blocks = self.layout.size // BLOCK
+        self.compression = _compression(setting, self.layout)
         self.map = self.cut(setting.shards)
         self.durable = scenario.profile is Profile.WITHIN
         self.lossy = any(getattr(fault, "lost_s", 0.0) for fault in scenario.faults)
@@ -307,6 +303,14 @@ class Simulation:
         """Stop the coordinators, if any, for `back_s` seconds."""
         for coordinator in self._coordinators:
             coordinator.crash(back_s)
+
+
+def _compression(setting: SimulationConfig, layout: Layout) -> dict[str, Compression]:
+    """How the workers' messages carry each table."""
+    is_compressed = setting.cluster is ClusterConfig.COMPRESSED
+    dense = Compression.parse(setting.push, setting.pull) if is_compressed else Compression()
+    rows = Compression.parse(setting.row_push, setting.row_pull)
+    return {table: dense if table in layout.names else rows for table in layout.all_names}
 
 
 def _layout(setting: SimulationConfig, blocks: int) -> Layout:

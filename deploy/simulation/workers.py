@@ -205,6 +205,7 @@ class SimulatedWorker(SimulatedProcess):
         for gathered in pulled.rows.values():
             # The last id that it asks for is never pushed, and has its first values for ever.
             first = row_model.first_row(row_model.NEVER_PUSHED)
+            first = row_model.round_row(self._world.setting.row_pull, first)
             if gathered.stored[-1] or not np.array_equal(gathered.rows[-1], first):
                 raise Violation(Promise.SERIAL, f"{self} read a row that nobody has pushed")
         for (number, table), view in self.session.encoder.views.items():

@@ -9,6 +9,9 @@ pattern (record.py): -1, which counts, and minus the push's mark. Two tables get
 - `slots`, under Adagrad, whose rows have slots: the sums of the squares of all gradients. Its first
   column is what pushes of -1 make one after another, whichever these were.
 
+A third table, `coded`, gets a gradient that travels as int8: rounding makes it whole, and a push
+that arrives as it was before rounding, or is rounded to another scale, leaves a fraction.
+
 One worker in six pushes and reads no rows.
 """
 
@@ -32,16 +35,21 @@ Ids = NDArray[np.uint64]
 
 PLAIN = SparseTable("rows", 2, Zeros())
 SLOTTED = SparseTable("slots", 2, Zeros())
+CODED = SparseTable("coded", 3, Zeros())
+CODEC = "int8"
+_CODED_ROW = -127.0, -0.75, -0.25
+_ROUNDED_ROW = -127.0, -1.0, 0.0
 IDS_EACH = 24  # that a shard of three owns none of a worker's ids is as likely as 1 in 17,000
 _RATE = 1.0
 _DENSE_ONLY = 6
 _COUNT = 1  # the word of a row's meta that counts its updates
 
 
-def row_specs() -> tuple[TableSpec, TableSpec]:
-    """The specs of both tables."""
+def row_specs() -> tuple[TableSpec, ...]:
+    """The specs of the tables."""
     rate = Fixed(base_rate=_RATE)
-    return TableSpec(PLAIN, SGD(), rate), TableSpec(SLOTTED, Adagrad(), rate)
+    rules = ((PLAIN, SGD()), (SLOTTED, Adagrad()), (CODED, SGD()))
+    return tuple(TableSpec(table, rule, rate) for table, rule in rules)
 
 
 def has_rows(worker: int) -> bool:
@@ -61,9 +69,12 @@ def gather_for(workers: int) -> Gather:
 
 
 def row_gradients(worker: int, mark: int) -> dict[str, RowGradient]:
-    """What a worker pushes to both tables with its push of this mark."""
-    rows = np.tile(np.array([-1.0, -mark], np.float32), (IDS_EACH, 1))
-    return dict.fromkeys((PLAIN.name, SLOTTED.name), RowGradient(ids_of(worker), rows))
+    """What a worker pushes to the tables with its push of this mark."""
+    row_by_table = {PLAIN: (-1.0, -mark), SLOTTED: (-1.0, -mark), CODED: _CODED_ROW}
+    return {
+        table.name: RowGradient(ids_of(worker), np.tile(np.array(row, np.float32), (IDS_EACH, 1)))
+        for table, row in row_by_table.items()
+    }
 
 
 def contradicts(
@@ -100,7 +111,7 @@ def row_faults(
     expected_ids = set(ids[_in_buckets(ids, shard_map.buckets[shard])].tolist())
     if not has_rows(worker) or not count:
         expected_ids = set()
-    for table in (PLAIN, SLOTTED):
+    for table in (PLAIN, SLOTTED, CODED):
         arrays = of_table(state.arrays, table.name)
         mine = np.isin(arrays[IDS], ids)
         if set(arrays[IDS][mine].tolist()) != expected_ids:
@@ -123,6 +134,8 @@ def _value_faults(
     row = rows[0].tolist()
     if table is PLAIN and row != [count, marks]:
         yield f"{table.name}: {row}, expected {[count, marks]}"
+    if table is CODED and row != (coded := [-count * value for value in _ROUNDED_ROW]):
+        yield f"{table.name}: {row}, expected {coded}"
     # Weights first, then the slot of each column.
     expected = [_adagrad_weight(count), float(count)]
     if table is SLOTTED and [row[0], row[2]] != expected:

@@ -9,11 +9,22 @@ import pytest
 from ps import ShardState
 from ps.session.row_requests import GatheredRows
 from shards.ledger import Ledger
+from shards.messages import Kind
+from shards.row_codecs import round_rows
 from shards.shard_state import IDS, META, ROWS, SavedProgress, array_name
 from shards.sparse_part import SparsePart
 from shards.tables import KeyRange, ShardMap, buckets_of
 from tests.chaos.record import mark
-from tests.chaos.rows import contradicts, gather_for, ids_of, row_faults, row_gradients, row_specs
+from tests.chaos.rows import (
+    CODEC,
+    CODED,
+    contradicts,
+    gather_for,
+    ids_of,
+    row_faults,
+    row_gradients,
+    row_specs,
+)
 from tests.support.shard_dsl import spec
 
 NO_FLOATS = np.zeros(0, np.float32)
@@ -34,7 +45,8 @@ def parts_after(pushes: dict[int, int], shard: int) -> dict[str, SparsePart]:
         for seq in range(1, count + 1):
             for name, gradient in row_gradients(worker, mark(seq, 1)).items():
                 here = [at for at, number in enumerate(gradient.ids) if owner(number) == shard]
-                part = type(gradient)(gradient.ids[here], gradient.rows[here])
+                kind = Kind(CODEC) if name == CODED.name else Kind.F4
+                part = type(gradient)(gradient.ids[here], round_rows(kind, gradient.rows[here]))
                 parts[name].apply(NO_FLOATS, [part], NO_FLOATS, 1.0, None)
     return parts
 
@@ -98,6 +110,7 @@ def drop_row(arrays: dict[str, np.ndarray[Any, Any]]) -> None:
         pytest.param(add(f"slots/{ROWS}", np.s_[:, 2], 1.0), id="a slot and a row of two versions"),
         pytest.param(add(f"slots/{ROWS}", np.s_[:, 0], 1e-3), id="a weight that no pushes make"),
         pytest.param(add(f"slots/{IDS}", 0, 2**40), id="a row of another id"),
+        pytest.param(add(f"coded/{ROWS}", np.s_[:, 1], -0.25), id="a row that was not rounded"),
         pytest.param(drop_row, id="a row lost"),
     ],
 )

@@ -25,7 +25,7 @@ from tests.chaos.forks import ChildLeaves, fork_log, fork_on_signal, leave_inter
 from tests.chaos.journal import Acked, Began, Journal, Leaves, Pushes, Reads, Ready, contents
 from tests.chaos.record import TABLE, Record, gradient, mark
 from tests.chaos.reports import Learner
-from tests.chaos.rows import PLAIN, gather_for, has_rows, row_gradients
+from tests.chaos.rows import CODEC, CODED, PLAIN, gather_for, has_rows, row_gradients
 from worker.strategies import ADAG
 from worker.training import step_machine as machine
 from worker.training.step_machine import Plan, StepMachine
@@ -107,6 +107,7 @@ def _live(life: Life) -> int:
                 retry_s=life.retry_s,
                 patience_s=PATIENCE_S,
                 in_flight=life.burst,
+                compression={CODED.name: CODEC} if life.rows else None,
             )
         )
         journal.write(Ready(time.monotonic(), client.seq, _clock(client), life.incarnation))

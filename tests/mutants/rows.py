@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
+from cupy_kernels.ops import rows
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
 from ps.session.payload_encoder import PayloadEncoder
-from shards import repartition
+from shards import repartition, row_codecs
 from shards.parameters import Gradients, ParameterStore
 from shards.row_frames import RowGradient
 from shards.shard_state import IDS, META, Arrays
@@ -132,3 +133,14 @@ def first_values_differ_between_copies(patch: Patch) -> None:
     seeds = count(1000)
     real = SparsePart.__init__
     patch.setattr(SparsePart, "__init__", begin)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL)
+def rows_take_the_scale_of_the_first(patch: Patch) -> None:
+    """A shard decodes all int8 rows of a push by the scale of the first."""
+
+    def dequantise_rows(codes: Any, scales: Any, into: Any) -> None:
+        real(codes, np.full_like(scales, scales[:1].sum()), into)
+
+    real = rows.dequantise_rows
+    patch.setattr(row_codecs, "dequantise_rows", dequantise_rows)
