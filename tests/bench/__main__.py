@@ -20,7 +20,7 @@ from tests.support.fresh_clone import ROOT
 
 _FOLDER = Path(__file__).parent
 _OTHERS = {"peers": _FOLDER / "peers" / "__main__.py", "report": _FOLDER / "report.py"}
-_AGAINST_TORCH = {"datapath", "endtoend", "lenet", "nets", "steps", "torch"}
+_AGAINST_TORCH = {"datapath", "diloco-rivals", "endtoend", "lenet", "nets", "steps", "torch"}
 
 
 def list_benchmarks() -> dict[str, Path]:
