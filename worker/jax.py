@@ -18,6 +18,7 @@ copied. Each `step` gives its gradient to the worker's strategy and brings the n
 JAX is imported when a function of this module is called.
 """
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -32,7 +33,7 @@ from ps.table_views import TableViews
 from shards import argument_checks
 from shards.errors import BadInput
 from shards.extras import missing
-from shards.tables import DenseTable
+from shards.tables import Layout
 from worker.job.framework_loop import (
     LoopSteps,
     LoopWorker,
@@ -42,9 +43,10 @@ from worker.job.framework_loop import (
 )
 from worker.strategies import Strategy
 from worker.training.context import Context
+from worker.training.model_cut import describe_fragments, join_tables
 from worker.training.optimizer_state import OptimizerState, TensorForm, pack, unpack
 
-__all__ = ["DistributedParams", "join", "load", "params", "wrap"]
+__all__ = ["DistributedParams", "fragments", "join", "load", "params", "wrap"]
 
 Floats = NDArray[np.float32]
 
@@ -59,15 +61,38 @@ def params(tree: Any, **settings: Any) -> ps.Dense:
     return ps.Dense.like(values, **settings)
 
 
+def fragments(
+    tree: Any, count: int, *, embeddings: Collection[str] = (), **settings: Any
+) -> ps.Tables:
+    """The arrays of a pytree as `count` tables of about equal size.
+
+    Strategies such as `decoupled_diloco` exchange each by itself. No array is cut. Those named in
+    `embeddings`, such as `Embed_0.embedding`, and heads tied to them, have a table of their own,
+    unless `count` is 1. `settings` are those of `params`, for all tables. Raises BadInput as
+    `params` does, and for more tables than arrays.
+    """
+    named = _name_arrays("fragments", tree)
+    if isinstance(embeddings, str):
+        raise argument_checks.wrong("fragments: embeddings", "names of arrays", embeddings)
+    return describe_fragments(
+        {name: array.size for name, array in named.items()},
+        embeddings,
+        count,
+        settings,
+        lambda names, own: ps.Dense.like({n: np.asarray(named[n]) for n in names}, **own),
+    )
+
+
 def load(tree: Any, values: Any) -> Any:
     """The pytree with trained values, such as `trained.params`, in place of its arrays.
 
-    `values` are arrays by name. Raises BadInput for an unknown name, a missing array, and another
-    shape.
+    `values` are arrays by name, or several tables of them. Raises BadInput for an unknown name, a
+    missing array, and another shape.
     """
     jax = _jax()
     named = _name_arrays("load", tree)
     argument_checks.instance("load: values", values, dict, "a dict of arrays by name")
+    values = join_tables(values)
     _check_names("load", named, values)
     for name, array in named.items():
         if values[name].shape != array.shape:
@@ -114,8 +139,9 @@ class DistributedParams:
     def __init__(self, tree: Any, optimizer: Any, me: LoopWorker) -> None:
         jax = _jax()
         named = _name_arrays("wrap", tree)
-        _check_names("wrap: the job's table", named, {tensor.name for tensor in me.table.tensors})
-        for spec in me.table.tensors:
+        specs = [spec for table in me.layout.tables for spec in table.tensors]
+        _check_names("wrap: the job's table", named, {spec.name for spec in specs})
+        for spec in specs:
             if named[spec.name].shape != spec.shape:
                 got = named[spec.name].shape
                 raise BadInput(f"wrap: {spec.name}", expected=f"shape {spec.shape}", got=got)
@@ -123,11 +149,22 @@ class DistributedParams:
         self._jax = jax
         self._names = list(named)
         self._structure = jax.tree_util.tree_structure(tree)
-        self._views = TableViews({me.table.name: (me.table, Structure("wrap", named))})
+        self._names_by_table = {
+            table.name: [spec.name for spec in table.tensors] for table in me.layout.tables
+        }
+        self._views = TableViews(
+            {
+                table.name: (
+                    table,
+                    Structure("wrap", {n: named[n] for n in self._names_by_table[table.name]}),
+                )
+                for table in me.layout.tables
+            }
+        )
         self._optimizer: _TreeOptimizer | None = None
         if optimizer is not None:
             _check_optimizer(optimizer, me.plan.strategy)
-            self._optimizer = _TreeOptimizer(self, optimizer, me.table)
+            self._optimizer = _TreeOptimizer(self, optimizer, me.layout)
         self._steps = LoopSteps(me, show=self._show, optimizer=self._optimizer)
 
     @property
@@ -166,7 +203,9 @@ class DistributedParams:
         not copied where JAX can use their memory; `device_put` does copy to a GPU, and from memory
         that is not aligned. The strategy's own weights change in place.
         """
-        views = self._views.views(None, weights)
+        views = {}
+        for table in self._names_by_table:
+            views.update(self._views.views(table, weights))
         to_array = self._jax.numpy.array if weights.flags.writeable else self._jax.device_put
         leaves = [to_array(views[name]) for name in self._names]
         self.params = self._jax.tree_util.tree_unflatten(self._structure, leaves)
@@ -174,7 +213,9 @@ class DistributedParams:
     def write(self, tree: Any, arena: Floats) -> None:
         """Write the arrays of a tree into an arena, and zeros into its padding; raises BadInput."""
         leaves = self._jax.tree_util.tree_leaves(tree)
-        self._views.write(None, dict(zip(self._names, leaves, strict=True)), arena)
+        named = dict(zip(self._names, leaves, strict=True))
+        for table, names in self._names_by_table.items():
+            self._views.write(table, {name: named[name] for name in names}, arena)
 
 
 class _TreeOptimizer:
@@ -183,14 +224,14 @@ class _TreeOptimizer:
     An array of its state is named by its path there.
     """
 
-    def __init__(self, target: DistributedParams, optimizer: Any, table: DenseTable) -> None:
+    def __init__(self, target: DistributedParams, optimizer: Any, layout: Layout) -> None:
         self.gradients: Any = None
         self._jax = _jax()
         self._target = target
         self._optimizer = optimizer
         self._update = self._jax.jit(_make_update(optimizer, self._jax))
         self._state: Any = None
-        self._host = table.empty()
+        self._host = layout.empty()
 
     def step(self) -> Floats:
         """The weights after a step with `gradients`, in an arena of this worker's."""

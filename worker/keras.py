@@ -15,6 +15,7 @@ strategy returns (framework_loop.py).
 Keras is imported when a function of this module is called.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,12 @@ import ps
 from shards import argument_checks
 from shards.errors import BadInput
 from shards.extras import missing
-from shards.tables import DenseTable
 from worker.job.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, worker_of
 from worker.training.context import Context
+from worker.training.model_cut import describe_fragments, join_tables
 from worker.training.optimizer_state import OptimizerState, TensorForm, pack, unpack
 
-__all__ = ["callback", "load", "params"]
+__all__ = ["callback", "fragments", "load", "params"]
 
 Floats = NDArray[np.float32]
 
@@ -42,7 +43,31 @@ def params(model: Any, **settings: Any) -> ps.Dense:
     Of the variables that are not trained, those of float32 are buffers, such as the statistics of
     BatchNorm; counters and seeds stay with each worker. `settings` are those of `ps.Dense.like`.
     """
-    variables = _variables("params", model)
+    return _describe(_variables("params", model), settings)
+
+
+def fragments(model: Any, count: int, **settings: Any) -> ps.Tables:
+    """The variables of a built model as `count` tables of about equal size.
+
+    Strategies such as `decoupled_diloco` exchange each by itself. No variable is cut. Those of
+    `Embedding` layers have a table of their own, unless `count` is 1. `settings` are those of
+    `params`, for all tables. Raises BadInput as `params` does, and for more tables than variables.
+    """
+    variables = _variables("fragments", model)
+    layer_kind = _keras().layers.Embedding
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, layer_kind)]
+    ids = {id(variable) for layer in layers for variable in layer.weights}
+    return describe_fragments(
+        {name: int(np.prod(variable.shape)) for name, variable in variables.items()},
+        [name for name, variable in variables.items() if id(variable) in ids],
+        count,
+        settings,
+        lambda names, own: _describe({name: variables[name] for name in names}, own),
+    )
+
+
+def _describe(variables: dict[str, Any], settings: Mapping[str, Any]) -> ps.Dense:
+    """The table of these variables."""
     values = {name: _array(variable) for name, variable in variables.items()}
     buffers = tuple(name for name, variable in variables.items() if not variable.trainable)
     return ps.Dense.like(values, buffers=buffers, **settings)
@@ -51,10 +76,12 @@ def params(model: Any, **settings: Any) -> ps.Dense:
 def load(model: Any, values: Any) -> Any:
     """Copy trained variables, such as `trained.params`, into a model; returns the model.
 
-    Raises BadInput for an unknown name, a missing variable, and another shape.
+    `values` are arrays by name, or several tables of them. Raises BadInput for an unknown name, a
+    missing variable, and another shape.
     """
     variables = _variables("load", model)
     argument_checks.instance("load: values", values, dict, "a dict of arrays by name")
+    values = join_tables(values)
     _check_names("load", variables, values)
     for name, variable in variables.items():
         if values[name].shape != tuple(variable.shape):
@@ -102,27 +129,25 @@ class _Variables:
 
     def __init__(self, model: Any, me: LoopWorker) -> None:
         self._model = model
-        self._table: DenseTable = me.table
+        self._layout = me.layout
         self._variables = _variables("fit", model)
-        names = {tensor.name for tensor in me.table.tensors}
+        names = {spec.name for table in me.layout.tables for spec in table.tensors}
         _check_names("fit: the job's table", self._variables, names)
-        self._host = me.table.empty()
+        self._host = me.layout.empty()
 
     def show(self, weights: Floats) -> None:
         """Give the model these weights, unless it has them."""
         if weights is self._host:
             return
         self.sync()
-        views = self._table.views(weights)
-        for name, variable in self._variables.items():
-            variable.assign(views[name])
+        for name, view in join_tables(self._layout.views(weights)).items():
+            self._variables[name].assign(view)
 
     def read(self) -> Floats:
         """The model's weights, in memory of this worker's."""
         self.sync()
-        views = self._table.views(self._host)
-        for name, variable in self._variables.items():
-            np.copyto(views[name], _array(variable))
+        for name, view in join_tables(self._layout.views(self._host)).items():
+            np.copyto(view, _array(self._variables[name]))
         return self._host
 
     def sync(self) -> None:

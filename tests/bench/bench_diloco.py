@@ -28,7 +28,7 @@ from shards.schedules import Fixed
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable, Layout, TensorSpec, cut_evenly
 from tests.bench.report import Goal, goals, save
-from worker.torch.fragments import cut_model
+from worker.training.model_cut import cut_model
 
 LEARNERS, TENSORS = 4, 12
 FRAGMENTS, FLOATS, PERIOD, OVERLAP, STEP_S = 4, 1_000_000, 40, 8, 0.1

@@ -144,6 +144,50 @@ def test_an_optimizer_continues_where_its_last_life_ended(tmp_path: Path) -> Non
     assert opt.lost == f"w0 began without the state of its optimizer: {why}"
 
 
+@pytest.mark.parametrize("optimizer", [None, momentum])
+def test_learners_train_fragments(optimizer: Callable[[float], Any] | None) -> None:
+    """A pytree in two tables, each exchanged by itself: two learners come near the solution."""
+    tables = worker.jax.fragments(line(), 2, embeddings=["dense.0"], rate=0.05)
+    assert list(tables) == ["fragment0", "embeddings"]
+    strategy = "decoupled_diloco:h=10,inner_lr=0.05,momentum=0.5,weight_decay=0"
+    with worker.start(tables, strategy=strategy, workers=2, on="threads", shards=2) as job:
+
+        def train(number: int) -> int:
+            own = None if optimizer is None else optimizer(0.05)
+            with worker.jax.join(
+                job, f"w{number}", line(), own, strategy=strategy, workers=2
+            ) as opt:
+                for x in batches(number, 155):
+                    opt.step(gradient(opt.params, x)[1], samples=ROWS)
+                opt.finish()
+                return int(opt.client.step)
+
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(train, range(2))) == [155, 155]
+        values = job.read()
+    trained = worker.jax.load(line(), values)
+    assert distance({"dense.0": trained["dense"][0], "bias": trained["bias"]}) < 1
+
+
+def test_fragments_that_cannot_be_are_refused() -> None:
+    """One line names what is wrong, before anything starts."""
+    for embeddings, count, message in (
+        ((), 3, "fragments: count: expected at most 2 for a model of 2 tensors, got 3"),
+        (["dense"], 2, "fragments: embeddings: expected tensors of the model, got dense"),
+        ("bias", 2, "fragments: embeddings: expected names of arrays, got 'bias'"),
+        ((), 0, "fragments: count: expected at least 1, got 0"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            worker.jax.fragments(line(), count, embeddings=embeddings)
+    tables = worker.jax.fragments(line(), 2)
+    with (
+        worker.start(tables, strategy="downpour", on="threads") as job,
+        pytest.raises(BadInput, match="join: expected a job with one dense table, got fragment0"),
+        worker.jax.join(job, "w0", line()),
+    ):
+        raise AssertionError("it was refused")
+
+
 def test_parameters_that_are_kept_do_not_change() -> None:
     """They are the memory in which weights arrived, which is not used again while they are kept."""
     with (
@@ -221,15 +265,18 @@ def with_keras(args: Any, ctx: worker.Context) -> None:
     model.fit(pairs, callbacks=[worker.keras.callback(ctx)], verbose=0)
 
 
-def test_keras_trains_from_a_dataframe(spark: Any) -> None:
-    """`fit` takes the steps; the model that is loaded predicts the plane."""
+@pytest.mark.parametrize("strategy", ["local_sgd:h=4", "streaming_diloco:h=6"])
+def test_keras_trains_from_a_dataframe(spark: Any, strategy: str) -> None:
+    """`fit` takes the steps; the model that is loaded predicts the plane, in fragments too."""
     pytest.importorskip("keras", reason="needs the extra `keras`")
     x = np.random.default_rng(3).standard_normal((240, 3)).astype(np.float32)
     y = x @ WANTED + 5
     rows = [(point.tolist(), float(value)) for point, value in zip(x, y, strict=True)]
     df = spark.createDataFrame(rows, "x array<float>, y float").repartition(2)
-    options: dict[str, Any] = {"params": worker.keras.params(compiled()), "shards_in": "processes"}
-    trained = worker.run(df, with_keras, {"epochs": 6}, strategy="local_sgd:h=4", **options)
+    whole = strategy == "local_sgd:h=4"
+    params = worker.keras.params(compiled()) if whole else worker.keras.fragments(compiled(), 2)
+    options: dict[str, Any] = {"params": params, "shards_in": "processes"}
+    trained = worker.run(df, with_keras, {"epochs": 6}, strategy=strategy, **options)
     assert sum(report.steps for report in trained.outcome.reports) >= 6 * 24
     model = worker.keras.load(compiled(), trained.params)
     error = model.predict(x, verbose=0)[:, 0] - y
@@ -264,3 +311,18 @@ def test_the_optimizer_of_a_keras_model_continues() -> None:
     model.compile(keras.optimizers.SGD(0.1), "mse")
     with pytest.raises(BadInput, match="its state: expected SGD, got Adam"):
         trained.begin(saved)
+
+
+def test_the_embeddings_of_a_keras_model_are_apart() -> None:
+    """Each variable is in one table, and buffers stay buffers."""
+    keras = pytest.importorskip("keras", reason="needs the extra `keras`")
+    layers = [keras.layers.Embedding(11, 4), keras.layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(2)])
+    tables = worker.keras.fragments(model, 3)
+    names = {name: [spec.name for spec in dense.tensors] for name, dense in tables.dense.items()}
+    assert names["embeddings"] == ["0.embeddings"]
+    assert sorted(name for of_table in names.values() for name in of_table) == sorted(
+        spec.name for spec in worker.keras.params(model).tensors
+    )
+    buffers = {s.name for dense in tables.dense.values() for s in dense.tensors if s.buffer}
+    assert buffers == {"3.moving_mean", "4.moving_variance"}

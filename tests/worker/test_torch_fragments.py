@@ -9,7 +9,7 @@ import pytest
 import ps
 import worker
 from shards.errors import BadInput
-from worker.torch.fragments import cut_model, pack
+from worker.training.model_cut import cut_model, pack
 
 CHARACTERS, WIDTH = 11, 8
 H = "h=10,overlap=2,inner_lr=0.03,momentum=0.5,weight_decay=0"

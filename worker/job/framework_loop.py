@@ -20,7 +20,7 @@ from ps.logs import logger
 from shards import argument_checks
 from shards.errors import BadInput
 from shards.messages import MAX_SAMPLES
-from shards.tables import DenseTable, Layout
+from shards.tables import Layout
 from worker.job.options import MAX_COUNT
 from worker.strategies import Strategy
 from worker.training.context import Context
@@ -53,15 +53,6 @@ class LoopWorker(NamedTuple):
     plan: Plan
     restart_state: Continued
     rows: Callable[[], int]
-
-    @property
-    def table(self) -> DenseTable:
-        """The only table; raises BadInput if there are several."""
-        if len(self.layout.tables) > 1:
-            raise BadInput(
-                "wrap", expected="a job with one dense table", got=", ".join(self.layout.names)
-            )
-        return self.layout.tables[0]
 
 
 def worker_of(label: str, ctx: Context) -> LoopWorker:

@@ -4,6 +4,7 @@ A strategy decides when a worker pulls and pushes, what happens to its local wei
 what the shards do with its pushes. A new one is a class in a file here, and an entry in `Strategy`.
 """
 
+from enum import StrEnum
 from typing import Any, TypeVar, cast, get_args
 
 import msgspec
@@ -104,6 +105,7 @@ def strategy_with_options(label: str, kind: type[Kind], text: str) -> Kind:
     """
     known, values = kind.__struct_fields__, dict[str, Any]()
     name = kind.__struct_config__.tag
+    kinds = {field.name: field.type for field in msgspec.structs.fields(kind)}
     for field, equals, value in _assignments(text):
         if field not in known:
             takes = f"its options are {', '.join(known)}" if known else "it has no options"
@@ -114,6 +116,8 @@ def strategy_with_options(label: str, kind: type[Kind], text: str) -> Kind:
             got = f"{field}{equals}{value}"
             raise BadInput(f"{label} {name}: {field}", expected=f"{field}=VALUE once", got=got)
         values[field] = _by_worker(value) if field == "speeds" else value
+        if isinstance(of_field := kinds[field], type) and issubclass(of_field, StrEnum):
+            argument_checks.choice(f"{label} {name}: {field}", value, of_field)
     try:
         return msgspec.convert(values | {"strategy": name}, kind, strict=False)
     except msgspec.ValidationError as error:

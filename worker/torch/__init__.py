@@ -20,7 +20,6 @@ The rows of a model's `Embedding` layers come with the ids that each step gather
 PyTorch is imported when a function of this module is called.
 """
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from importlib import import_module
@@ -34,7 +33,6 @@ from shards.errors import BadInput
 from worker.data.parameters_file import write_file
 from worker.job.framework_loop import join_job, make_adapter
 from worker.job.row_steps import join_rows, make_row_adapter
-from worker.torch.fragments import cut_model
 from worker.torch.model_tensors import (
     check_names,
     embedding_names,
@@ -46,6 +44,7 @@ from worker.torch.model_tensors import (
 from worker.torch.onnx import check_exporter, export_model
 from worker.torch.optimizers import DistributedOptimizer, EmbeddingOptimizer
 from worker.training.context import Context
+from worker.training.model_cut import describe_fragments, join_tables
 
 if TYPE_CHECKING:
     from worker.torch.embeddings import Embedding, EmbeddingBag
@@ -95,21 +94,13 @@ def fragments(model: Any, count: int, **settings: Any) -> ps.Tables:
     `count` is 1. `settings` are those of `params`, for all tables. Raises BadInput as `params`
     does, and for more tables than tensors.
     """
-    count = argument_checks.whole("fragments: count", count, 1)
     trained, buffers = tensors_of("fragments", model)
-    sizes = {name: tensor.numel() for name, tensor in {**trained, **buffers}.items()}
-    multipliers = settings.pop("multipliers", None) or {}
-    check_names("fragments: multipliers", {}, {**trained, **buffers}, set(multipliers))
-    return ps.Tables(
-        {
-            table: _describe(
-                trained,
-                buffers,
-                names,
-                {**settings, "multipliers": {n: multipliers[n] for n in names if n in multipliers}},
-            )
-            for table, names in cut_model(sizes, embedding_names(model), count).items()
-        }
+    return describe_fragments(
+        {name: tensor.numel() for name, tensor in {**trained, **buffers}.items()},
+        embedding_names(model),
+        count,
+        settings,
+        partial(_describe, trained, buffers),
     )
 
 
@@ -175,8 +166,7 @@ def load(model: Any, values: Any) -> Any:
     their values. Raises BadInput for an unknown name, a missing parameter, and another shape.
     """
     torch = load_torch()
-    if values and all(isinstance(value, Mapping) for value in values.values()):
-        values = {name: value for table in values.values() for name, value in table.items()}
+    values = join_tables(values)
     trained, buffers = tensors_of("load", model)
     tensors = {**trained, **buffers}
     check_names("load", trained, tensors, set(values))
