@@ -43,6 +43,11 @@ def test_a_strategy_in_a_text(text: str, expected: Strategy) -> None:
     [
         ("sgd", "strategy: expected downpour, bsp, .*, or a strategy such as BSP.., got 'sgd'"),
         ("bsp:h=3", "strategy bsp: unknown option 'h'; its options are b"),
+        ("mla:h=x", "strategy mla: h: expected `int`, got `str`, 'x'"),
+        (
+            "decoupled_diloco:average=median",
+            "strategy decoupled_diloco: average: expected mean or radial, got 'median'",
+        ),
         ("stale_rate:h=3", "strategy stale_rate: unknown option 'h'; it has no options"),
         ("diloco:h", "strategy diloco: h: expected h=VALUE once, got h"),
         ("diloco:h=3,h=4", "strategy diloco: h: expected h=VALUE once, got h=4"),
