@@ -45,7 +45,7 @@ def draw_lengths(axes: Sequence[Any], _: ShapeOutcome | None) -> None:
     axis.set_yscale("log", base=2)
     axis.set_xticks(counts, [str(count) for count in counts])
     axis.set_yticks([0.25, 0.5, 1], ["1/4", "1/2", "1"])
-    axis.set(xlabel="learners M", ylabel="length of the merged report / a learner's")
+    axis.set(xlabel="learners M", ylabel="merged length / a learner's")
 
 
 def draw_costs(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
@@ -156,6 +156,8 @@ def draw(number: int, outcome: ShapeOutcome | None, path: Path) -> None:
         axis.grid(color="#e4e7eb", linewidth=0.7)
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
+        axis.xaxis.label.set_size(8)
+        axis.yaxis.label.set_size(8)
     if axes[0][0].get_legend_handles_labels()[0]:
         axes[0][0].legend(frameon=False, fontsize=8)
     figure.tight_layout()
