@@ -190,11 +190,14 @@ def doctor(
         ),
     ],
     compute_ms: Annotated[
-        float,
+        list[float],
         typer.Option(
-            min=0.001, max=1e9, help="Milliseconds that a worker computes for in each step."
+            min=0.001,
+            max=1e9,
+            help="Milliseconds that a worker computes for in each step; again for each worker of"
+            " another speed.",
         ),
-    ] = 100.0,
+    ] = [100.0],  # noqa: B006  # Typer takes no tuple of any length
     link: Annotated[
         str | None,
         typer.Option(
@@ -217,7 +220,7 @@ def doctor(
 
     diagnosis = diagnose(
         cluster,
-        compute_s=compute_ms / 1000,
+        compute_s=[milliseconds / 1000 for milliseconds in compute_ms],
         link=parse_link(link) if link is not None else None,
         patience_s=patience_s,
     )

@@ -16,6 +16,7 @@ from deploy.run.folder import CLUSTER, SUMMARY, writer_of
 from ps.cluster import Cluster
 from ps.links.advisor import Advice, advise, remarks
 from ps.links.benchmark import LinkFigures, measure_link
+from ps.links.fragment_advice import FragmentAdvice, advise_fragments
 from ps.security.enrolment import operator_key
 from ps.security.keys import address_of
 from ps.session.compression import NONE, Compression
@@ -25,6 +26,7 @@ from ps.transport.link_model import LinkModel
 from ps.transport.primary_resolver import as_led
 from shards.errors import BadInput, DownpourError
 from shards.job_ids import short_id
+from shards.plurals import format_count
 from shards.schema_digest import differs
 from worker.job.options import NO_BOUND
 
@@ -35,7 +37,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `diagnose`: `links` has the figures of the shards that answered.
 
     `failed` has a line for each other shard, `amiss` further warnings, both as text for the user.
-    `advice` is None unless all shards answered. `step_bytes` is the size of one push or pull.
+    `advice` and `fragments` are None unless all shards answered. `step_bytes` is the size of one
+    push or pull.
     """
 
     job: str
@@ -46,6 +49,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     failed: tuple[str, ...]
     amiss: tuple[str, ...]
     advice: Advice | None
+    fragments: FragmentAdvice | None
 
     @property
     def healthy(self) -> bool:
@@ -59,12 +63,17 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnose(
-    path: Path, *, compute_s: float, link: LinkModel | None = None, patience_s: float = 10.0
+    path: Path,
+    *,
+    compute_s: Sequence[float],
+    link: LinkModel | None = None,
+    patience_s: float = 10.0,
 ) -> Diagnosis:
     """Measure the links to the job of a cluster file, or of a run folder that has one.
 
     For replicated shards, it measures the links to the present primaries. `link` emulates a slow
-    link in between; `patience_s` is how long to wait for each shard. Raises BadInput for an invalid
+    link in between; `compute_s` are the seconds of a step, of each worker or of all;
+    `patience_s` is how long to wait for each shard. Raises BadInput for an invalid
     file, GiveUp if a coordinator refuses access.
     """
     _check_under_way(path)
@@ -85,7 +94,10 @@ def diagnose(
             except DownpourError as error:
                 failed.append(f"shard {shard} at {cluster.where(shard)}: {error}")
     shard_bytes = [_FLOAT_BYTES * len(keys) for keys in cluster.map.ranges]
-    advice = advise(links, shard_bytes, cluster.endpoints, compute_s) if not failed else None
+    advice = fragments = None
+    if not failed:
+        advice = advise(links, shard_bytes, cluster.endpoints, min(compute_s))
+        fragments = advise_fragments(advice, compute_s)
     return Diagnosis(
         job=short_id(cluster.job),
         bound=cluster.bound,
@@ -95,6 +107,7 @@ def diagnose(
         failed=tuple(failed),
         amiss=(*amiss, *remarks(links)),
         advice=advice,
+        fragments=fragments,
     )
 
 
@@ -147,11 +160,12 @@ def report(diagnosis: Diagnosis) -> str:
     lines = [*diagnosis.failed, *diagnosis.amiss]
     if lines:
         parts.append("\n".join(f"! {line}" for line in lines))
-    if diagnosis.advice is not None:
+    if diagnosis.advice is not None and diagnosis.fragments is not None:
         advice = diagnosis.advice
         exchange_s = advice.rtt_s + advice.push_s + advice.pull_s
         parts += [
             _explain_step(diagnosis, advice),
+            _explain_fragments(diagnosis.fragments),
             quote(exchange_s, advice.compute_s),
             _snippet(advice),
         ]
@@ -193,6 +207,18 @@ def _explain_step(diagnosis: Diagnosis, advice: Advice) -> str:
         f" nothing overlaps, and {_time(advice.step_s)} with these settings:"
     )
     return "\n".join([explanation, *(f"  {line}" for line in _reasons(advice))])
+
+
+def _explain_fragments(advice: FragmentAdvice) -> str:
+    """The settings of a strategy that exchanges a model in parts."""
+    tables, workers = format_count(advice.fragments, "table"), format_count(advice.quorum, "worker")
+    codec = "" if advice.codec == NONE else f", reports and pulls as {advice.codec}"
+    return (
+        "With decoupled_diloco, which waits for nobody:\n"
+        f"  a model in {tables}: an exchange takes {_time(advice.exchange_s)}{codec}\n"
+        f"  h={advice.period},overlap={advice.overlap},k={advice.quorum}: the line is occupied"
+        f" {advice.line_share:.0%} of the time; {workers} of these speeds in time for a quorum"
+    )
 
 
 def _reasons(advice: Advice) -> list[str]:

@@ -31,7 +31,8 @@ def test_a_slow_link_is_told_in_words(doctor: Run, cluster: ps.Cluster, tmp_path
     """Each shard has a row, and the advice ends in options that the command line accepts."""
     cluster.save(tmp_path / "cluster.json")
     status, out, err = doctor(
-        "--cluster", tmp_path, "--link", "rtt=40ms,rate=40Mbit", "--compute-ms", 400
+        *("--cluster", tmp_path, "--link", "rtt=40ms,rate=40Mbit"),
+        *("--compute-ms", 400, "--compute-ms", 800),
     )
     assert (status, err) == (0, "")
     rows = [line for line in out.splitlines() if "tcp://" in line]
@@ -39,6 +40,7 @@ def test_a_slow_link_is_told_in_words(doctor: Run, cluster: ps.Cluster, tmp_path
         [str(shard), endpoint] for shard, endpoint in enumerate(cluster.endpoints)
     ]
     assert "A step moves 0.4 MB each way" in out
+    assert "With decoupled_diloco, which waits for nobody:\n  a model in " in out
     command = out.strip().splitlines()[-1]
     assert command.startswith("downpour train ... --staleness ")
     assert " --prefetch" in command
@@ -69,6 +71,7 @@ def test_json_has_it_all(doctor: Run, cluster: ps.Cluster, tmp_path: Path) -> No
     assert status == 0
     assert [link["shard"] for link in told["links"]] == [0, 1]
     assert told["advice"]["staleness"] >= 1
+    assert told["fragments"]["period"] >= 24
     assert told["failed"] == told["amiss"] == []
 
 
