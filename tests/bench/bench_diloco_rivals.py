@@ -8,7 +8,9 @@ and batches, in three processes of this machine; one of them is killed in the mi
 again five seconds later. Printed is the loss on held-out text against seconds and tokens. torchft
 runs in an environment of its own, which `make bench B=peers` makes of
 peers/torchft_diloco.txt; a contender that does not run is named with the reason. There is no link
-between the processes: the modelled one cannot be put before a contender.
+between the processes: the modelled one cannot be put before a contender. Period and momentum are
+those of the example, which were chosen for it; torchft has them, too. Ray Train is left out: a
+program for it has not been written. bench_endtoend.py has one, for another net.
 """
 
 import argparse
