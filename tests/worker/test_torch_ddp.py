@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 
 torch: Any = pytest.importorskip("torch", reason="needs the extra `torch`")
 
-RANKS, STEPS = 2, 60
+RANKS, STEPS, PERIOD = 2, 60, 10
 ENDLESS = 1_000_000
 
 
@@ -80,7 +80,9 @@ def test_two_learners_of_two_ranks(tmp_path: Path) -> None:
                 process.communicate()
         status = job.status()
         assert {one.steps for one in status} == {STEPS + steps}
-        assert {one.samples for one in status} == {ROWS * RANKS * (STEPS + steps)}
+        for one in status:  # a shard does not count the samples of a late report that it drops
+            missing = ROWS * RANKS * (STEPS + steps) - one.samples
+            assert 0 <= missing <= one.dropped * ROWS * RANKS * PERIOD
         model = worker.torch.load(net(), job.read())
     x = torch.ones(1, 3) / 3
     assert abs(model(x).item() - 1) < abs(net()(x).item() - 1)

@@ -18,7 +18,8 @@ from worker.training.optimizer_state import read_state
 
 torch: Any = pytest.importorskip("torch", reason="needs the extra `torch`")
 
-STRATEGY = "decoupled_diloco:h=8,overlap=2"
+PERIOD = 8
+STRATEGY = f"decoupled_diloco:h={PERIOD},overlap=2"
 FRAGMENTS = 3
 
 
@@ -84,7 +85,8 @@ def test_a_killed_learner_continues_its_moments_and_lends_them(tmp_path: Path) -
         assert before <= again["first"] < before + 30  # a push may still have been on its way
         assert again["step"] == before + 30
         assert {status.steps for status in job.status()} == {before + 30}
-        assert {status.samples for status in job.status()} == {ROWS * (before + 30)}
+        for status in job.status():  # without those of late reports, which are dropped
+            assert 0 <= ROWS * (before + 30) - status.samples <= status.dropped * ROWS * PERIOD
 
         joiner = run_learner(file, tmp_path, "w1", 10)
         assert joiner["began"].keys() == again["began"].keys()
