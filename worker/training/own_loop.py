@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -226,8 +227,28 @@ def check_row_strategy(job: ps.Job, strategy: Strategy, workers: int) -> None:
 
 
 def _name_of(strategy: Strategy) -> str:
-    """The name by which the command line knows it; of a user's own, that of its class."""
-    return str(strategy.__struct_config__.tag)
+    """The name by which the command line knows it; of a user's own, that of its class.
+
+    One that exchanges fragments has its options as well, those without their default: its workers
+    and shards reckon with each other's periods and overlaps.
+    """
+    name = str(strategy.__struct_config__.tag)
+    if not strategy.fragmented:
+        return name
+    usual = msgspec.to_builtins(type(strategy)())
+    options = [
+        f"{option}={_write_option(value)}"
+        for option, value in msgspec.to_builtins(strategy).items()
+        if value != usual[option]
+    ]
+    return ":".join([name, ",".join(options)] if options else [name])
+
+
+def _write_option(value: object) -> str:
+    """The value of an option, as a text such as diloco:h=50 has it."""
+    if isinstance(value, Mapping):
+        return "+".join(f"{worker}/{speed:g}" for worker, speed in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class FunctionModel:

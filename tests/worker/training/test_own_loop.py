@@ -94,6 +94,22 @@ def test_another_strategy_than_the_job_s_is_refused() -> None:
         assert report.steps == 4
 
 
+def test_other_periods_than_the_job_s_are_refused() -> None:
+    """Learners that exchange fragments reckon with each other's options; their order is free."""
+    options = "h=20,k=2,speeds=w0/2+w1/1,grace=0.25"
+    how: dict[str, Any] = {"workers": 2, "strategy": f"decoupled_diloco:{options}"}
+    with worker.start(START, on="threads", **how) as job:
+        for changed in ("h=10", "k=1", "overlap=3", "average=mean", "speeds=w0/1"):
+            name = changed.partition("=")[0]
+            kept = [option for option in options.split(",") if not option.startswith(f"{name}=")]
+            other = f"decoupled_diloco:{','.join([changed, *kept])}"
+            with pytest.raises(BadInput, match="h=20.*, as the job was started with, got"):
+                worker.loop(job, "w0", gradient, batches(0), steps=1, **{**how, "strategy": other})
+        same = f"decoupled_diloco:{','.join(reversed(options.split(',')))}"
+        report = worker.loop(job, "w0", gradient, batches(0), steps=4, **{**how, "strategy": same})
+        assert report.steps == 4
+
+
 def test_another_number_of_workers_than_the_job_s_is_refused() -> None:
     """Strategies scale pushes by it; a job that names no strategy takes any number."""
     with worker.start(START, workers=2, on="threads") as job:
