@@ -246,7 +246,7 @@ def test_the_commands(
         assert "16 of 16 trials done" in printed.splitlines()[-1]
     assert "MB" in exp("report", out)[1]
     listed = exp("list")[1].splitlines()
-    assert len(listed) == 13
+    assert len(listed) == 18
     assert exp("shape", 19)[2].startswith("downpour: error: shape: expected one of 1 to 18, got 19")
 
 
