@@ -107,7 +107,7 @@ def _live(life: Life) -> int:
                 retry_s=life.retry_s,
                 patience_s=PATIENCE_S,
                 in_flight=life.burst,
-                compression={CODED.name: CODEC} if life.rows else None,
+                compression={CODED.name: CODEC} if CODED in cluster.layout.sparse else None,
             )
         )
         journal.write(Ready(time.monotonic(), client.seq, _clock(client), life.incarnation))
