@@ -60,11 +60,20 @@ ROWS = st.tuples(
     )
 )
 
+FULL_ROW = (
+    *("text", 2**62, 2**30, 2**14, 2**6, True, 0.1, 0.5, date(2000, 2, 29)),
+    *(datetime(2000, 1, 1, tzinfo=UTC), datetime(2000, 1, 1), bytearray(b"bytes")),  # noqa: DTZ001
+    *(Decimal("0.25"), timedelta(1), ["one", "two"], [1, 2], [[1], []]),
+)
+
 
 @pytest.fixture(scope="module")
 def table(spark: Any) -> Any:
-    """Rows made by hypothesis, with Spark's hashes of their columns, in one DataFrame."""
-    rows: list[Any] = [(None,) * len(NAMES)]
+    """Rows made by hypothesis, with Spark's hashes of their columns, in one DataFrame.
+
+    One row has no values, and one has all of them, whatever hypothesis draws.
+    """
+    rows: list[Any] = [(None,) * len(NAMES), FULL_ROW]
 
     @settings(
         max_examples=120, derandomize=True, database=None, suppress_health_check=list(HealthCheck)

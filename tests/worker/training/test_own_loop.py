@@ -103,7 +103,7 @@ def test_other_periods_than_the_job_s_are_refused() -> None:
             name = changed.partition("=")[0]
             kept = [option for option in options.split(",") if not option.startswith(f"{name}=")]
             other = f"decoupled_diloco:{','.join([changed, *kept])}"
-            with pytest.raises(BadInput, match="h=20.*, as the job was started with, got"):
+            with pytest.raises(BadInput, match=r"h=20.*, as the job was started with, got"):
                 worker.loop(job, "w0", gradient, batches(0), steps=1, **{**how, "strategy": other})
         same = f"decoupled_diloco:{','.join(reversed(options.split(',')))}"
         report = worker.loop(job, "w0", gradient, batches(0), steps=4, **{**how, "strategy": same})
