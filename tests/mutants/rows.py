@@ -92,7 +92,8 @@ def one_half_of_a_split_push_counts_twice(patch: Patch) -> None:
     def encode(self: PayloadEncoder, gradients: Any, rows: Any, *rest: Any, **how: Any) -> Any:
         written = real(self, gradients, rows, *rest, **how)
         parts, frames = written[0]
-        if len(written) > 1 and parts and parts[-1].table in self._sparse:
+        is_split = len(written) > 1 and parts and parts[-1].table in self._sparse
+        if is_split and frames[-1].dtype == np.float32:  # rounded ones have a form of their own
             written[0] = parts, (*frames[:-1], frames[-1] * np.float32(2))
         return written
 

@@ -26,10 +26,10 @@ def a_repeated_push_is_applied(patch: Patch) -> None:
         real = original(self, worker, seq)
         return Verdict.APPLY if real is Verdict.DUPLICATE else real
 
-    def record(self: Ledger, worker: str, seq: int, *rest: Any) -> int:
+    def record(self: Ledger, worker: str, seq: int, *rest: Any, **how: Any) -> int:
         entry = self.entries[worker]
         last, entry.seq = entry.seq, seq - 1
-        gap = recorded(self, worker, seq, *rest)
+        gap = recorded(self, worker, seq, *rest, **how)
         entry.seq = max(last, seq)
         return gap
 
