@@ -12,34 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ps.links.advisor import CODECS, Advice, advise, remarks
-from ps.links.benchmark import LinkFigures
 from ps.session.compression import Compression
 from shards.messages import PROTOCOL
 from shards.schema_digest import SCHEMA
-
-_MB = 1_000_000
-
-
-def link(rtt_s: float, rate: float, **other: float) -> LinkFigures:
-    figures = LinkFigures(
-        shard=0,
-        rtt_s=rtt_s,
-        jitter_s=0.0,
-        up=rate,
-        down=rate,
-        striped_up=rate,
-        striped_down=rate,
-        skew_s=0.0,
-        protocol=PROTOCOL,
-        schema=SCHEMA,
-        own_cpu_s_per_gb=1.0,
-        shard_cpu_s_per_gb=1.0,
-    )
-    return replace(figures, **other)
-
-
-def told(rtt_s: float, rate: float, compute_s: float, size: int = _MB) -> Advice:
-    return advise([link(rtt_s, rate)], [size], ["tcp://10.0.0.1:7400"], compute_s)
+from tests.support.link_figures import MB, advise_for, make_link
 
 
 def played(advice: Advice, rtt_s: float, push_s: float, pull_s: float) -> float:
@@ -78,13 +54,13 @@ def played(advice: Advice, rtt_s: float, push_s: float, pull_s: float) -> float:
     rtt_s=st.floats(0.0001, 0.5),
     rate=st.floats(5e6, 1e9),
     compute_s=st.floats(0.02, 1.0),
-    size=st.integers(10_000, 5 * _MB),
+    size=st.integers(10_000, 5 * MB),
 )
 def test_a_step_takes_what_is_reckoned(
     rtt_s: float, rate: float, compute_s: float, size: int
 ) -> None:
     """Where the line is not the slowest part, a step takes its computing and at most 6 % more."""
-    advice = told(rtt_s, rate, compute_s, size)
+    advice = advise_for(rtt_s, rate, compute_s, size)
     push_s = advice.push_s * dict(CODECS)[advice.push_codec]
     pull_s = advice.pull_s * dict(CODECS)[advice.pull_codec]
     taken_s = played(advice, rtt_s, push_s, pull_s)
@@ -95,7 +71,7 @@ def test_a_step_takes_what_is_reckoned(
 
 def test_a_fast_link_wants_nothing() -> None:
     """On a local network there is nothing to hide."""
-    advice = told(0.0005, 1e9, 0.1)
+    advice = advise_for(0.0005, 1e9, 0.1)
     assert (advice.prefetch, advice.ahead, advice.n_push, advice.n_fetch) == (False, 0, 1, 1)
     assert (advice.push_codec, advice.pull_codec, advice.window_bytes) == ("none", "none", 0)
     assert advice.staleness == 1
@@ -104,7 +80,7 @@ def test_a_fast_link_wants_nothing() -> None:
 
 def test_latency_is_hidden_ahead() -> None:
     """100 ms and 12.5 MB/s with 60 ms of computing, by hand; much less does not suffice."""
-    advice = told(0.1, 12.5e6, 0.06, size=_MB // 2)
+    advice = advise_for(0.1, 12.5e6, 0.06, size=MB // 2)
     assert (advice.push_s, advice.pull_s) == pytest.approx((0.04, 0.04))
     assert advice.plain_step_s == pytest.approx(0.06 + 0.1 + 0.04 + 0.04)
     assert advice.ahead == math.ceil((0.1 + 0.04) / 0.06) == 3
@@ -118,20 +94,20 @@ def test_latency_is_hidden_ahead() -> None:
 
 def test_the_mildest_codec_that_fits_is_told() -> None:
     """Transfers longer than a step get the mildest codec that fits, then are spread over steps."""
-    advices = [told(0.05, 1e6, compute_s) for compute_s in (1.0, 0.6, 0.3, 0.2, 0.03)]
+    advices = [advise_for(0.05, 1e6, compute_s) for compute_s in (1.0, 0.6, 0.3, 0.2, 0.03)]
     wanted = ["none", "bf16", "int8", "4bit", "topk:0.01"]
     assert [advice.push_codec for advice in advices] == wanted
     assert [advice.pull_codec for advice in advices] == wanted
     assert [(advice.n_push, advice.n_fetch) for advice in advices] == [(1, 1)] * 5
-    thin = told(0.05, 1e6, 0.01)
+    thin = advise_for(0.05, 1e6, 0.01)
     assert (thin.push_codec, thin.n_push) == ("topk:0.01", 2)
     assert (thin.pull_codec, thin.n_fetch, thin.prefetch) == ("topk:0.01", 2, False)
 
 
 def test_each_way_is_compressed_by_itself() -> None:
     """A line that is slow one way only, as home lines are, needs a codec for that way only."""
-    home = link(0.02, 2e6, down=20e6, striped_down=20e6)
-    advice = advise([home], [_MB], ["tcp://10.0.0.1:7400"], 0.2)
+    home = make_link(0.02, 2e6, down=20e6, striped_down=20e6)
+    advice = advise([home], [MB], ["tcp://10.0.0.1:7400"], 0.2)
     assert (advice.push_s, advice.pull_s) == pytest.approx((0.5, 0.05))
     assert (advice.push_codec, advice.pull_codec) == ("int8", "none")
 
@@ -139,21 +115,21 @@ def test_each_way_is_compressed_by_itself() -> None:
 def test_a_short_window_is_told() -> None:
     """Twice the pipe's content where several connections were faster, but not within noise."""
     endpoints = ["tcp://10.0.0.1:7400"]
-    short = link(0.015, 100e6, striped_up=300e6, striped_down=200e6)
-    advice = advise([short], [_MB], endpoints, 0.1)
+    short = make_link(0.015, 100e6, striped_up=300e6, striped_down=200e6)
+    advice = advise([short], [MB], endpoints, 0.1)
     assert (advice.stripes, advice.window_bytes) == (1, 2 * 300e6 * 0.015)
-    assert advice.push_s == pytest.approx(_MB / 100e6)
-    near = link(0.001, 100e6, striped_up=200e6, striped_down=200e6)
-    assert advise([near], [_MB], endpoints, 0.1).window_bytes == 0
+    assert advice.push_s == pytest.approx(MB / 100e6)
+    near = make_link(0.001, 100e6, striped_up=200e6, striped_down=200e6)
+    assert advise([near], [MB], endpoints, 0.1).window_bytes == 0
 
 
 def test_a_long_link_is_reckoned_over_several_connections() -> None:
     """Clients open them by themselves, so no window needs raising; not for a small model."""
     endpoints = ["tcp://10.0.0.1:7400"]
-    long = link(0.1, 20e6, striped_up=100e6, striped_down=80e6)
-    advice = advise([long], [_MB], endpoints, 0.1)
+    long = make_link(0.1, 20e6, striped_up=100e6, striped_down=80e6)
+    advice = advise([long], [MB], endpoints, 0.1)
     assert (advice.stripes, advice.window_bytes) == (8, 0)
-    assert (advice.push_s, advice.pull_s) == pytest.approx((_MB / 100e6, _MB / 80e6))
+    assert (advice.push_s, advice.pull_s) == pytest.approx((MB / 100e6, MB / 80e6))
     small = advise([long], [1000], endpoints, 0.1)
     assert small.stripes == 1
     assert small.push_s == pytest.approx(1000 / 20e6)
@@ -164,7 +140,7 @@ def test_shards_share_the_line() -> None:
     once.
     """
     advice = advise(
-        [link(0.02, 10e6), link(0.08, 5e6)], [_MB, _MB], ["tcp://a:1", "ipc:///tmp/s"], 1.0
+        [make_link(0.02, 10e6), make_link(0.08, 5e6)], [MB, MB], ["tcp://a:1", "ipc:///tmp/s"], 1.0
     )
     assert advice.push_s == pytest.approx(0.1 + 0.2)
     assert advice.rtt_s == 0.08
@@ -173,8 +149,8 @@ def test_shards_share_the_line() -> None:
 
 def test_what_is_amiss_is_told() -> None:
     """Another schema and a wrong clock are reported with their shard; small skews are not."""
-    fine = link(0.1, 1e6, skew_s=0.9)
-    odd = replace(link(0.1, 1e6, skew_s=-90.0), shard=1, schema="x")
+    fine = make_link(0.1, 1e6, skew_s=0.9)
+    odd = replace(make_link(0.1, 1e6, skew_s=-90.0), shard=1, schema="x")
     other, clock = remarks([fine, odd])
     assert other == (
         f"shard 1: expected schema {SCHEMA} of protocol {PROTOCOL}, got schema x: it will refuse"

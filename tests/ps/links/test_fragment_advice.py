@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from ps.links.advisor import Advice
 from ps.links.fragment_advice import advise_fragments
-from tests.ps.links.test_advisor import told
+from tests.support.link_figures import MB, advise_for
 
 
 def link(rtt_s: float, whole_s: float) -> Advice:
     """A link with this round trip, whose line moves the whole model in `whole_s` each way."""
-    return told(rtt_s, 1_000_000 / whole_s, 1.0)
+    return advise_for(rtt_s, MB / whole_s, 1.0)
 
 
 def test_a_fast_line_needs_neither_codec_nor_quorum() -> None:
