@@ -38,7 +38,7 @@ from tests.bench.report import FOLDER, Goal, goals, save
 RATES, MOMENTA, SEARCH_SEED = (0.02, 0.05, 0.1), (0.0, 0.9), 100
 CHOSEN = Path(__file__).parent / "endtoend" / "rates.json"
 OURS = "downpour, PyTorch on Spark"
-QUICK = ("downpour train", Trial(target=0.3, between=1_280))
+QUICK = ("downpour train", Trial(target=0.05, between=1_280))
 
 QUIET, SLOW, KILLS, COLD = "quiet", "slow worker", "kills", "cold"
 CONDITIONS = {
