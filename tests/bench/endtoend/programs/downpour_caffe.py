@@ -1,4 +1,8 @@
-"""This project: `downpour train` on a Caffe solver, in Spark tasks."""
+"""This project: `downpour train` on a Caffe solver, in Spark tasks.
+
+The run folder does not say when the first step was: it is reckoned from the first test, which makes
+it late by the time that this test took.
+"""
 
 import csv
 import subprocess
