@@ -182,7 +182,7 @@ class _FitOptimizer:
         if saved is None:
             return
         saved.check(self.save())
-        for name, variable in self._named().items():
+        for name, variable in self._number_variables().items():
             if not (saved.worker and variable is optimizer._learning_rate):
                 form = saved.forms[name]
                 dtype = np.dtype(form.dtype)
@@ -191,14 +191,14 @@ class _FitOptimizer:
     def save(self) -> OptimizerState:
         """The present state; its arrays are copies."""
         self._weights.sync()
-        arrays = {name: _array(variable) for name, variable in self._named().items()}
+        arrays = {name: _array(variable) for name, variable in self._number_variables().items()}
         return OptimizerState(
             type(self._model.optimizer).__name__,
             {name: TensorForm(str(array.dtype), array.shape) for name, array in arrays.items()},
             {name: pack(array) for name, array in arrays.items()},
         )
 
-    def _named(self) -> dict[str, Any]:
+    def _number_variables(self) -> dict[str, Any]:
         return {str(n): variable for n, variable in enumerate(self._model.optimizer.variables)}
 
 

@@ -37,9 +37,9 @@ def train(file: str, name: str, steps: int, incarnation: int = 0) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     learner: AbstractContextManager[Any] = nullcontext()
     if rank == 0:
-        own = torch.optim.AdamW(model.parameters(), lr=0.01)
+        adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
         job = ps.connect(file, tables=tables())
-        learner = worker.torch.join(job, name, model, own, incarnation=incarnation, **HOW)
+        learner = worker.torch.join(job, name, model, adamw, incarnation=incarnation, **HOW)
     with learner as opt:
         first = torch.tensor(opt.client.step if opt else 0)
         dist.broadcast(first, 0)

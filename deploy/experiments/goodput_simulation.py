@@ -24,7 +24,7 @@ Seconds = NDArray[np.float64]
 
 
 class Failures(NamedTuple):
-    """How often one learner fails, in seconds between two failures, and what that costs."""
+    """The failures of one learner: the seconds between two of them, and what each costs."""
 
     learners: int
     between_s: float

@@ -33,7 +33,7 @@ REPORTS = 0.25  # the share of seeds with a quorum, among those in which one is 
 MERGED = 0.25  # the share of seeds with a buffer, or with backup workers in their rounds
 LIMITED = 0.25  # the share of seeds with a limit on staleness, among those without merging
 ROWS = 0.4  # the share of seeds with a sparse table, among those without a buffer
-ROUNDED = 0.5  # of those, the share whose rows travel in fewer bits
+ROUNDED = 0.5  # the share of those with rows in fewer bits
 PIECES = 0.7  # the share of seeds in which a state travels in several pieces
 FIRST_S = 0.3
 

@@ -31,7 +31,7 @@ from shards.messages import Name
 FOLDER = "worker-saves"
 _MAX_NOTE_BYTES = 1 << 20
 NOTE, ARRAYS = ".json", ".safetensors"
-_PAUSE = 19  # after writing for a second, a worker does not write for so many
+_PAUSE = 19  # seconds without writing, for each second of it
 _COUNT = 2  # saves of a worker that remain
 _MOST_RATIO, _MORE_BYTES = 16, 16 << 20
 _FLOAT_BYTES = 4
@@ -148,5 +148,5 @@ def _stem(name: str) -> str:
 
 
 def _is_of(worker: str, stem: str) -> bool:
-    """Return whether a file is of this worker, and not of one whose name begins like its own."""
+    """Return whether a file is of this worker, and not of one with a longer name."""
     return re.fullmatch(re.escape(quote(worker, safe="")) + r"\.\d+\.\d+", stem) is not None

@@ -106,7 +106,7 @@ def median_ratio(ours: Sequence[Outcome], others: Sequence[Outcome]) -> float | 
 
 
 def list_goals(results: Mapping[str, Rounds]) -> Iterator[Goal]:
-    """Yield the goals whose contenders ran."""
+    """Yield the goals of the contenders that ran."""
     others = [name for name in results.get(QUIET, {}) if "downpour" not in name]
     on_spark = [name for name in others if CONTENDERS[name].on_spark]
     pairs = [(QUIET, "plain PyTorch", 1.25), (SLOW, "PyTorch DDP", 0.5)]
@@ -169,10 +169,11 @@ def main(arguments: list[str] | None = None) -> None:
     if given.quick:
         name, trial = QUICK
         asked, conditions, seeds = {name: CONTENDERS[name]}, {QUIET: trial}, [1]
-    faults = {name: contender.find_fault() for name, contender in asked.items()}
-    contenders = {name: asked[name] for name, fault in faults.items() if fault is None}
-    for name, fault in faults.items():
-        print(f"{name}: " + (f"left out, for {fault}" if fault else asked[name].read_version()))
+    versions = {name: contender.read_version() for name, contender in asked.items()}
+    contenders = {name: asked[name] for name, version in versions.items() if version}
+    for name, version in versions.items():
+        missing = f"left out, for {asked[name].package} is not installed: make bench B=peers"
+        print(f"{name}: {version or missing}")
     if given.search:
         search(contenders, given.limit_s)
         return

@@ -95,7 +95,7 @@ class Reports(msgspec.Struct, frozen=True, tag=True):
 
 
 class Judged(msgspec.Struct, frozen=True, tag=True):
-    """Every shard has acknowledged report `seq`; so many of them have dropped it."""
+    """Every shard has acknowledged report `seq`; this number of them have dropped it."""
 
     at: float
     seq: int

@@ -203,7 +203,7 @@ class Learner(ClientDriver):
 
 
 class Sent(NamedTuple):
-    """A report of a learner, and its fate: `dropped` at so many shards; None if it did not hear."""
+    """A report of a learner, and its fate: the shards that dropped it; None if it did not hear."""
 
     report: Reports
     heard_at: float

@@ -274,7 +274,7 @@ def parse() -> argparse.Namespace:
         "--quorum",
         type=int,
         default=0,
-        help="reports on 2 fragments, merged by so many",
+        help="reports on 2 fragments, merged by this number",
     )
     options.add_argument("--slow-ms", type=float, default=0.0, help=_SLOW)
     options.add_argument("--retry-s", type=float, default=0.1, help="of clients; theirs is 1")

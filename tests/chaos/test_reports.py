@@ -67,7 +67,7 @@ def faults(
 
 
 def test_a_report_may_be_merged_without_an_answer() -> None:
-    """Everything is in order; w2 did not hear of its second report, whose merge is right."""
+    """Everything is in order; w2 did not hear of its second report, which was merged right."""
     assert faults(merged_cells()) == []
 
 

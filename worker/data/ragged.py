@@ -99,7 +99,7 @@ class SparseVectors:
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def drop_zeros(self) -> "SparseVectors":
-        """The same vectors without stored zeros."""
+        """These vectors without stored zeros."""
         stays = self.values != 0
         offsets = np.concatenate([[0], np.cumsum(stays)])[self.offsets]
         return SparseVectors(self.indices[stays], self.values[stays], offsets, self.size)

@@ -90,8 +90,8 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
         kind = " (control: the cause is removed)" if self.control else ""
         out = [f"shape {self.number}: {self.title}{kind}", f"  {self.source}"]
         for check in self.checks:
-            own = " (own check)" if check.origin is Origin.OWN else ""
-            out.append(f"  {check.verdict:15} {check.claim}{own}")
+            suffix = " (own check)" if check.origin is Origin.OWN else ""
+            out.append(f"  {check.verdict:15} {check.claim}{suffix}")
             out.append(f"  {'':15} published: {check.published}; measured: {check.measured}")
         out.append(
             f"  {len(self.trials)} trials, {self.tuned} more to choose rates, {self.cpu_s:.0f} s"

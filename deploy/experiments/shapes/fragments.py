@@ -85,7 +85,7 @@ def judge_quorum(bench: Bench, control: bool) -> list[Check]:
     sync, decoupled = bench.run(trials, bench.pick(6, 10), first=FIRST_SEED)
     faster = mean_interval(_seconds(decoupled) / _seconds(sync))
     speed = sum(1 / _SLOW.get(f"worker-{number}", 1.0) for number in range(3)) / times.mean_s
-    kept = mean_interval(_seconds(decoupled) * speed / base.gradients)
+    time_ratio = mean_interval(_seconds(decoupled) * speed / base.gradients)
     late_reports = np.mean([result.dropped for result in decoupled])
     more = f"; {late_reports:.0f} reports were late"
     return [
@@ -99,8 +99,8 @@ def judge_quorum(bench: Bench, control: bool) -> list[Check]:
         Check(
             "and at most 1.1 times the time without any wait",
             "1",
-            f"{kept}",
-            at_most(kept, 1.1),
+            f"{time_ratio}",
+            at_most(time_ratio, 1.1),
             Origin.OWN,
         ),
     ]

@@ -32,7 +32,7 @@ class Contender(NamedTuple):
 
     program: str
     package: str
-    """The package on PyPI whose version is printed."""
+    """The package on PyPI that it needs."""
     launcher: Sequence[str] = ()
     """The words between the interpreter and the program; {workers} stands for their number."""
     environment: str | None = None
@@ -48,15 +48,10 @@ class Contender(NamedTuple):
             return Path(sys.executable)
         return ENVIRONMENTS / self.environment / "bin" / "python"
 
-    def find_fault(self) -> str | None:
-        """Why it cannot run here, in words; None if it can."""
-        if not self.python.exists():
-            return f"{self.python} is missing: make bench B=peers"
-        missing = not self.read_version()
-        return f"{self.package} is not installed: make bench B=peers" if missing else None
-
     def read_version(self) -> str:
-        """The package with its version; empty if it is not installed."""
+        """The package with its version; empty if it or the interpreter is not installed."""
+        if not self.python.exists():
+            return ""
         asked = f"from importlib.metadata import version; print(version({self.package!r}))"
         answer = subprocess.run(
             [self.python, "-c", asked], capture_output=True, text=True, check=False

@@ -10,7 +10,7 @@ from tests.support.link_figures import MB, advise_for
 
 
 def link(rtt_s: float, whole_s: float) -> Advice:
-    """A link with this round trip, whose line moves the whole model in `whole_s` each way."""
+    """A link with this round trip; its line moves the whole model in `whole_s` each way."""
     return advise_for(rtt_s, MB / whole_s, 1.0)
 
 

@@ -58,10 +58,14 @@ def test_nothing_is_compiled_in_vain(job: Job, monkeypatch: pytest.MonkeyPatch) 
 def test_a_model_that_fails_is_left_to_the_workers(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The run goes ahead, after the step was tried."""
     monkeypatch.setattr(compile_ahead, "compiles_first", lambda *, net: net)
+    steps: list[int] = []
 
-    def gradient(*_: object, **__: object) -> float:
+    def gradient(*_: object, step: int, **__: object) -> float:
+        steps.append(step)
         raise ValueError("no step on zeros")
 
     monkeypatch.setattr(CaffeModel, "gradient", gradient)
     compile_ahead.compile_ahead(job)()
+    assert steps == [0]

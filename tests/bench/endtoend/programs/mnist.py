@@ -1,4 +1,4 @@
-"""MNIST and LeNet in PyTorch, for the programs beside this file."""
+"""MNIST and LeNet in PyTorch, for the programs of this folder."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What the programs beside this file are asked to do, and how they say how far they are.
+"""The task of the programs of this folder, and their record of how far they are.
 
 Each runs in an environment of its own, where this project may not be installed, so only NumPy is
 imported here.
