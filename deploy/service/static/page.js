@@ -315,11 +315,13 @@ async function draw(holder) {
   if (charts[kind]) { putFigures(charts[kind], data); return; }
   const colours = ["--accent", "--good", "--warn"].map(chartColour);
   const scale = (name) => (kind === "loss" && name === "accuracy" ? "share" : "y");
+  // A point has the accuracy of the newest test before it: sloping lines would show tests that were never made.
+  const line = (name) => (name === "accuracy" ? { paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } } : {});
   charts[kind] = new uPlot({
     width: holder.clientWidth, height: kind === "loss" ? 260 : 160,
     scales: { x: { time: false }, share: { range: [0, 1] } },
     axes: [chartAxis(), chartAxis({ scale: "y" }), ...(kind === "loss" ? [chartAxis({ scale: "share", side: 1, grid: { show: false } })] : [])],
-    series: [{ label: axis }, ...columns.map(([name, label], n) => ({ label, scale: scale(name), stroke: colours[n], width: 1.5, spanGaps: true }))],
+    series: [{ label: axis }, ...columns.map(([name, label], n) => ({ label, scale: scale(name), stroke: colours[n], width: 1.5, spanGaps: true, ...line(name) }))],
   }, data, holder);
 }
 
