@@ -53,6 +53,11 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.slow_share > 1:
             raise BadInput("times: slow_share", expected="at most 1", got=f"{self.slow_share:g}")
 
+    def __str__(self) -> str:
+        spread = f", cv {self.cv:g}" if self.law is Law.LOGNORMAL else ""
+        slow = f", {self.slow_share:.2%} of them {self.slow_factor:g}x" if self.slow_share else ""
+        return f"of {self.mean_s:g} s {self.law}{spread}{slow}"
+
     def draws(self, seed: int, worker: int, factor: float = 1.0) -> Iterator[float]:
         """The times of one worker's steps in seconds, `factor` times as long."""
         dice = np.random.default_rng((seed, worker, 1))

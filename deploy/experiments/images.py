@@ -48,9 +48,10 @@ def mnist() -> Images:
 class Mlp:
     """MNIST through dense layers with ReLU: 784, the `hidden` sizes, 10; softmax and its loss.
 
-    `tested` images are measured, the first of the test set. A gradient is the mean of `batch`. With
-    `own_digits` each of five workers has two digits of its own, and the sixth those of the first.
-    With `held_out` the last 10,000 training images are measured, and not trained with.
+    `tested` images of the test set are measured (`measured_images`). A gradient is the mean of
+    `batch`. With `own_digits` each of five workers has two digits of its own, and the sixth those
+    of the first. With `held_out` the last 10,000 training images are measured, and not trained
+    with.
     """
 
     worst_error = 90.0
@@ -148,9 +149,32 @@ class Mlp:
 
 @cache
 def _scale_tests(count: int, *, held_out: bool) -> tuple[Floats, Rows]:
-    """The first images to measure, from 0 to 1, and their labels."""
+    """The images to measure, from 0 to 1, and their labels."""
+    images, labels = measured_images(count, held_out=held_out)
+    return images.astype(np.float32) * np.float32(1 / 255), labels
+
+
+@cache
+def measured_images(count: int, *, held_out: bool = False) -> tuple[Bytes, Rows]:
+    """The test images that are measured, and their labels: a random part, the same in each run.
+
+    Each digit has its share. The first 2,000 images of the test set are harder than the others: the
+    same weights are wrong on 7.75 % of them and on 5.57 % of all. With `held_out` the images are of
+    the last HELD_OUT training images.
+    """
     data = mnist()
     images, labels = data.test, data.test_labels
     if held_out:
         images, labels = data.train[-HELD_OUT:], data.labels[-HELD_OUT:]
-    return images[:count].astype(np.float32) * np.float32(1 / 255), labels[:count]
+    rows = _choose_rows(labels, count)
+    return images[rows], labels[rows]
+
+
+def _choose_rows(labels: Rows, count: int) -> Rows:
+    """Rows in which each label has its share; a smaller choice is part of a larger one."""
+    dice = np.random.default_rng(5)
+    ranks = np.empty(len(labels))
+    for label in np.unique(labels):
+        rows = dice.permutation(np.flatnonzero(labels == label))
+        ranks[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
+    return np.sort(np.argsort(ranks, kind="stable")[:count])

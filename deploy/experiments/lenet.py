@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.experiments.images import Bytes, mnist
+from deploy.experiments.images import HELD_OUT, Bytes, measured_images, mnist
 from deploy.experiments.problem import BLOCK, Batch, Measurement, Rows
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
@@ -22,14 +22,16 @@ _TESTED_TOGETHER = 500
 
 
 class LeNetImages:
-    """A gradient is the mean over `batch` images; loss and error are measured on the first `tested`
-    images of the test set.
+    """A gradient is the mean over `batch` images; loss and error are those of `tested` test images.
+
+    With `held_out` training images are measured, which no gradient then sees.
     """
 
     worst_error = 90.0
 
-    def __init__(self, batch: int = 64, tested: int = 10_000) -> None:
+    def __init__(self, batch: int = 64, tested: int = 10_000, *, held_out: bool = False) -> None:
         self.batch, self._tested = batch, tested
+        self._held_out = held_out
         with as_file(files("deploy") / "demo") as folder:
             solver = read_solver(folder / "lenet_solver.prototxt")
         self._trained, self._test = solver.train, solver.tests[0].net
@@ -49,8 +51,9 @@ class LeNetImages:
 
     def batches(self, seed: int, worker: int) -> Iterator[Batch]:
         dice = np.random.default_rng((seed, worker, 2))
+        count = len(mnist().labels) - (HELD_OUT if self._held_out else 0)
         while True:
-            yield from dice.integers(len(mnist().labels), size=(BLOCK, self.batch))
+            yield from dice.integers(count, size=(BLOCK, self.batch))
 
     def gradient(self, weights: Floats, batch: Batch, out: Floats) -> float:
         data = mnist()
@@ -61,13 +64,14 @@ class LeNetImages:
     def measure(self, weights: Floats) -> Measurement:
         if not np.isfinite(weights).all():
             return Measurement(float("nan"), self.worst_error)
-        data, model = mnist(), CaffeModel(self._test)
+        images, labels = measured_images(self._tested, held_out=self._held_out)
+        model = CaffeModel(self._test)
         laid = lay_out(weights, self.table, model.net)
         sums, counted = np.zeros(2), 0
         with np.errstate(over="ignore", invalid="ignore"):
             for first in range(0, self._tested, _TESTED_TOGETHER):
                 rows = slice(first, min(first + _TESTED_TOGETHER, self._tested))
-                columns = _columns(data.test[rows], data.test_labels[rows])
+                columns = _columns(images[rows], labels[rows])
                 outputs, many = model.outputs(laid, columns), rows.stop - rows.start
                 sums += many * np.array([outputs["loss"], 1 - outputs["accuracy"]])
                 counted += many

@@ -11,8 +11,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.experiments.images import Bytes, mnist
-from deploy.experiments.problem import BLOCK, Batch, Measurement
+from deploy.experiments.images import HELD_OUT, Bytes, measured_images, mnist
+from deploy.experiments.problem import BLOCK, Batch, Measurement, Rows
 from shards import argument_checks
 from shards.rules import Decay, UpdateRule
 from shards.tables import DenseTable, RateRun, TensorSpec
@@ -27,18 +27,20 @@ _DARK = 128  # the brightness from which a pixel counts
 class Logistic:
     """The mean log loss of `batch` rows; the update rule applies the penalty.
 
-    The measured loss includes PENALTY times the sum of absolute weights. It is measured on the
-    first `tested` rows of the test set.
+    The measured loss includes PENALTY times the sum of absolute weights. `tested` rows of the test
+    set are measured; with `held_out` rows of the training set, which no gradient then sees.
     """
 
     worst_error = 50.0
 
-    def __init__(self, batch: int = 4, tested: int = 10_000) -> None:
+    def __init__(self, batch: int = 4, tested: int = 10_000, *, held_out: bool = False) -> None:
         self.batch = batch
         self.table = DenseTable("l1", (TensorSpec("w", (FEATURES,)),))
-        self._rows, self._labels = _hash_features(train=True)
-        tests, labels = _hash_features(train=False)
-        self._tests, self._test_labels = tests[:tested], labels[:tested]
+        self._rows, self._labels = _hash_features()
+        if held_out:
+            self._rows, self._labels = self._rows[:-HELD_OUT], self._labels[:-HELD_OUT]
+        images, digits = measured_images(tested, held_out=held_out)
+        self._tests, self._test_labels = _features(images), _label(digits)
 
     def start(self, seed: int) -> Floats:
         return self.table.empty()
@@ -70,11 +72,15 @@ class Logistic:
 
 
 @cache
-def _hash_features(*, train: bool) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """The features of each image, (n, 49), and its label, 1 or -1."""
+def _hash_features() -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """The features of each training image, (n, 49), and its label."""
     data = mnist()
-    images, digits = (data.train, data.labels) if train else (data.test, data.test_labels)
-    return _features(images), np.where(digits >= 5, 1.0, -1.0)
+    return _features(data.train), _label(data.labels)
+
+
+def _label(digits: Rows) -> NDArray[np.float64]:
+    """1 or -1 for each digit."""
+    return np.where(digits >= 5, 1.0, -1.0)
 
 
 def _features(images: Bytes) -> NDArray[np.int32]:

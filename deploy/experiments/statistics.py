@@ -8,8 +8,9 @@ with the bootstrap's standard error.
 
 *Records.* Neighbouring updates are not independent, so whole blocks of them are drawn.
 
-*Times.* A run that misses the target is censored: it took longer than its end. A median over seeds
-holds as long as less than half of them are censored.
+*Times.* A run that misses the target, or diverges, is censored: its time is infinite. A median over
+seeds holds as long as less than half of them are censored; slopes are of levels at which at most
+one run in ten is.
 """
 
 import math
@@ -108,6 +109,59 @@ def equivalent(first: ArrayLike, second: ArrayLike, margin: float) -> tuple[bool
     return -margin < interval.low and interval.high < margin, interval
 
 
+def median_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
+    """The median of independent values, some of which may be infinite, and its interval.
+
+    The ends are order statistics, by the binomial law of the number of values below the median
+    (David and Nagaraja 2003, section 7.1). Fewer than six values have none at 95 %: then the ends
+    are infinite.
+    """
+    ordered = np.sort(np.asarray(values, np.float64))
+    n = len(ordered)
+    below, ends = 0.0, 0
+    while below + math.comb(n, ends) / 2**n <= (1 - level) / 2:
+        below += math.comb(n, ends) / 2**n
+        ends += 1
+    low, high = (ordered[ends - 1], ordered[n - ends]) if ends else (-math.inf, math.inf)
+    return Interval(float(ordered[n // 2]), float(low), float(high))
+
+
+def subtract_pairs(first: ArrayLike, second: ArrayLike) -> Numbers:
+    """`first - second`; two equal infinite values are a tie, 0."""
+    one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.where(one == other, 0.0, one - other)
+
+
+def draw_medians(
+    values: Sequence[Sequence[float]], *, resamples: int = RESAMPLES, seed: int = 0
+) -> Numbers:
+    """The median of each level in each bootstrap draw of the seeds, of shape (levels, resamples).
+
+    `values` has a list for each level, one value a seed. All levels see the same draws.
+    """
+    sets = np.asarray(values, np.float64)
+    n = sets.shape[1]
+    drawn = np.random.default_rng(seed).integers(n, size=(resamples, n))
+    # The upper middle one, as in TargetTimes: the mean of two would be infinite with one of them.
+    return np.array([np.partition(level[drawn], n // 2, axis=1)[:, n // 2] for level in sets])
+
+
+def best_probability(
+    values: Sequence[Sequence[float]], among: Sequence[int], *, gain: float = 1.0
+) -> float:
+    """The bootstrap probability that the level of the least median is among these.
+
+    The median of the first level must also be at least `gain` times as large as the least. Equally
+    good levels share a draw. A draw without a finite median has no best level.
+    """
+    medians = draw_medians(values)
+    least = medians.min(0)
+    best = medians == least
+    shares = best[list(among)].sum(0) / best.sum(0)
+    return float((shares * (np.isfinite(least) & (medians[0] >= gain * least))).mean())
+
+
 class TargetTimes(NamedTuple):
     """Times to a target, one a seed; infinite where a run missed it."""
 
@@ -116,6 +170,11 @@ class TargetTimes(NamedTuple):
     @property
     def misses(self) -> int:
         return sum(map(math.isinf, self.values))
+
+    @property
+    def comparable(self) -> bool:
+        """True if at most one run in ten is censored."""
+        return 10 * self.misses <= len(self.values)
 
     @property
     def median(self) -> float:
@@ -138,3 +197,47 @@ def slope(levels: Sequence[float], values: Sequence[Sequence[float]]) -> Interva
     by_seed = np.asarray(values, np.float64).T
     by_seed = by_seed - by_seed[:, :1]  # so that equal values have a slope of 0, and not of 1e-17
     return mean_interval(by_seed @ at / (at @ at))
+
+
+class TimeSlope(NamedTuple):
+    """The slope of the logarithm of times in their level: over which levels, and by seed."""
+
+    levels: list[float]
+    by_seed: list[float]
+
+    @property
+    def known(self) -> bool:
+        """False if too many runs are censored to compare two levels."""
+        return len(self.levels) > 1
+
+    @property
+    def interval(self) -> Interval:
+        """The median of the seeds' slopes, and its interval."""
+        if not self.known:
+            return Interval(math.nan, -math.inf, math.inf)
+        return median_interval(self.by_seed)
+
+    def __str__(self) -> str:
+        if not self.known:
+            return "unknown, as more than one run in ten is censored"
+        return f"{self.interval} over {self.levels[0]:g} to {self.levels[-1]:g}"
+
+
+def slope_of_times(levels: Sequence[float], times: Sequence[TargetTimes]) -> TimeSlope:
+    """The slope of log T in the level, over the levels with at most one censored run in ten.
+
+    T counts updates; a run at the target from the start has 1.
+    """
+    used = [at for at, level in enumerate(times) if level.comparable]
+    at = np.asarray([levels[index] for index in used], np.float64)
+    if len(at) < 2:
+        return TimeSlope(at.tolist(), [])
+    at = (at - at.mean()) / ((at - at.mean()) ** 2).sum()
+    logs = np.log(np.maximum([times[index].values for index in used], 1))
+    logs = logs - np.where(np.isfinite(logs[0]), logs[0], 0)
+    # A level in the middle has no weight, whatever its time; a run that is censored at both ends
+    # has no slope, and counts as 0.
+    weighted = np.where(at[:, None] == 0, 0.0, logs * at[:, None])
+    with np.errstate(invalid="ignore"):
+        slopes = np.nan_to_num(weighted.sum(0), nan=0.0, posinf=math.inf, neginf=-math.inf)
+    return TimeSlope([levels[index] for index in used], slopes.tolist())

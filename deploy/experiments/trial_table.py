@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deploy.experiments.accept_rules import FIGURES
+from deploy.experiments.cluster import ClusterModel, StepTimes
 from deploy.experiments.imported_runs import load_imported
 from deploy.experiments.runner import Folder
 from deploy.experiments.shapes.base import load_outcomes
@@ -12,11 +13,20 @@ from deploy.experiments.sweeps import read_sweep
 from deploy.experiments.trials import TrialResult
 from shards.errors import BadInput
 
-_SETTINGS = ("workload", "batch", "strategy", "rule", "rate", "staleness", "on_stale", "seed")
-_CLUSTER = ("workers", "shards", "link")
+_SETTINGS = (
+    *("workload", "batch", "tested", "held_out", "fragments", "strategy", "rule", "rate"),
+    *("staleness", "on_stale", "look_every", "until_error", "seed"),
+)
+_CLUSTER = ("workers", "shards", "link", "delays")
+_TIMES = StepTimes.__struct_fields__
 _COUNTS = ("gradients", "dropped", "clock_gap", "diverged_at")
 _SETTING_COLUMNS = ("staleness_bound" if name == "staleness" else name for name in _SETTINGS)
-COLUMNS = ("from", "name", *_SETTING_COLUMNS, *_CLUSTER, *FIGURES, *_COUNTS)
+_TIME_COLUMNS = (name if name.startswith("slow_") else f"step_{name}" for name in _TIMES)
+COLUMNS = (
+    *("from", "name", *_SETTING_COLUMNS),
+    *(*_CLUSTER, "stragglers", *_TIME_COLUMNS),
+    *(*FIGURES, *_COUNTS),
+)
 
 
 def write_table(path: Path, out: Path) -> int:
@@ -57,6 +67,13 @@ def _row(origin: str, name: str, result: TrialResult) -> list[object]:
         name,
         *(getattr(trial, key) for key in _SETTINGS),
         *(getattr(trial.cluster, key) for key in _CLUSTER),
+        list_stragglers(trial.cluster),
+        *(getattr(trial.cluster.times, key) for key in _TIMES),
         *figures,
         *(getattr(result, key) for key in _COUNTS),
     ]
+
+
+def list_stragglers(cluster: ClusterModel) -> str:
+    """The slow workers of a cluster and their factors, as worker-3=4."""
+    return " ".join(f"{name}={factor:g}" for name, factor in sorted(cluster.stragglers.items()))

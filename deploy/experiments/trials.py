@@ -50,7 +50,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `on_stale` is wait, scale:N or drop:N, as for `downpour
     train`. The run ends after `gradients` of all workers together, or
     earlier at an error of `until_error` percent; the weights are measured every `look_every`
-    gradients (0: at the end), on the first `tested` rows of the test data. With `held_out` rows of
+    gradients (0: at the end), on `tested` rows of the test data. With `held_out` rows of
     the training data take their place, which no gradient then sees, to choose rates by. A strategy
     that exchanges tables by themselves has the weights in `fragments` tables.
     """

@@ -1,4 +1,4 @@
-"""The choice of learning rates: a search on seeds apart from those that are reported."""
+"""The choice of learning rates: a search on seeds and data apart from those that are reported."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -94,7 +94,8 @@ def choose_rates(
 ) -> tuple[list[Tuned], int]:
     """The rates of each level, by the mean error at the end, and the number of trials it took.
 
-    `run` returns the results of trials, in their order.
+    The error is that of training data which these trials do not train with. `run` returns the
+    results of trials, in their order.
     """
     searches, count = [RateSearch() for _ in levels], 0
     while requests := [
@@ -103,7 +104,7 @@ def choose_rates(
         for power, seed in search.next_trials()
     ]:
         trials = [
-            with_seed(structs.replace(levels[index], rate=rate_of(power)), seed)
+            with_seed(structs.replace(levels[index], rate=rate_of(power), held_out=True), seed)
             for index, power, seed in requests
         ]
         for (index, power, _), score in zip(requests, run(trials), strict=True):

@@ -7,6 +7,7 @@ from deploy.experiments.cluster import ClusterModel, Law, StepTimes
 from deploy.experiments.shapes.base import (
     Bench,
     Check,
+    Origin,
     Shape,
     ShapeVerdict,
     errors,
@@ -68,12 +69,14 @@ def _staleness(by_n: list[list[TrialResult]], workers: int, known: list[int]) ->
             f"n; (W-1)n/W is {list_figures(known, expected)}",
             f"{list_figures(known, means)}; at most {off:.1%} off",
             judge_rule(off <= 0.05),
+            Origin.OWN,
         ),
         Check(
             "P(staleness > 2n)",
             "< 1e-4",
             list_figures(known, tails, ".1e"),
             judge_rule(max(tails) < 1e-4),
+            Origin.OWN,
         ),
     ]
 
@@ -191,6 +194,7 @@ def too_high_a_rate(bench: Bench, control: bool) -> list[Check]:
             "none given",
             f"{list_figures(cures, cured, '.2f')} %: {remedies}",
             judge_rule(max(cured) >= 95),
+            Origin.OWN,
         ),
     ]
 

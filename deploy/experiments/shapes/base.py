@@ -151,8 +151,8 @@ class Bench:
     def tune(self, levels: Sequence[Trial]) -> list[Tuned]:
         """Choose the rate of each level on the grid 1e-3 * 2^k, by the mean error at the end.
 
-        The seeds 100 to 102 are apart from those that are reported, and the errors of levels with
-        `held_out` are of data apart. See `RateSearch` for the rates that are tried.
+        The seeds 100 to 102 are apart from those that are reported, and the errors are of data that
+        is held out of training. See `RateSearch` for the rates that are tried.
         """
         chosen, trials = choose_rates(levels, self._run)
         self.tuned += trials
@@ -269,6 +269,13 @@ def at_most(interval: Interval, limit: float) -> ShapeVerdict:
     if interval.high <= limit:
         return ShapeVerdict.REPRODUCED
     return ShapeVerdict.NOT_REPRODUCED if interval.low > limit else ShapeVerdict.INCONCLUSIVE
+
+
+def judge_probability(share: float) -> ShapeVerdict:
+    """The verdict of a rule about the best level, by its bootstrap probability."""
+    if share >= 0.95:
+        return ShapeVerdict.REPRODUCED
+    return ShapeVerdict.NOT_REPRODUCED if share <= 0.05 else ShapeVerdict.INCONCLUSIVE
 
 
 def errors(results: Iterable[TrialResult]) -> list[float]:

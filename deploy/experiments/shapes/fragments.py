@@ -49,8 +49,8 @@ def judge_overlap(bench: Bench, control: bool) -> list[Check]:
     cluster = ClusterModel(workers=4, times=StepTimes(mean_s=0.1, cv=0.1), link=_LINK)
     base = structs.replace(_MODEL, cluster=cluster, gradients=bench.pick(3000, 40_000))
     levels = {t: structs.replace(base, strategy=text) for t, text in texts.items()}
-    rates = _tune(bench, [levels[0], levels[2]])
-    trials = [structs.replace(level, rate=rates[min(t, 1)]) for t, level in levels.items()]
+    rates = bench.tune([levels[0], levels[2]])
+    trials = [structs.replace(level, rate=rates[min(t, 1)].best) for t, level in levels.items()]
     by_level = dict(
         zip(levels, bench.run(trials, bench.pick(5, 10), first=FIRST_SEED), strict=True)
     )
@@ -80,8 +80,10 @@ def judge_quorum(bench: Bench, control: bool) -> list[Check]:
     cluster = ClusterModel(workers=3, times=times, link=_LINK, stragglers=_SLOW)
     base = structs.replace(_MODEL, cluster=cluster, gradients=bench.pick(4000, 40_000))
     levels = [structs.replace(base, strategy=text) for text in (late, late if control else free)]
-    rates = _tune(bench, levels)
-    trials = [structs.replace(level, rate=rate) for level, rate in zip(levels, rates, strict=True)]
+    rates = bench.tune(levels)
+    trials = [
+        structs.replace(level, rate=rate.best) for level, rate in zip(levels, rates, strict=True)
+    ]
     sync, decoupled = bench.run(trials, bench.pick(6, 10), first=FIRST_SEED)
     faster = mean_interval(_seconds(decoupled) / _seconds(sync))
     speed = sum(1 / _SLOW.get(f"worker-{number}", 1.0) for number in range(3)) / times.mean_s
@@ -104,11 +106,6 @@ def judge_quorum(bench: Bench, control: bool) -> list[Check]:
             Origin.OWN,
         ),
     ]
-
-
-def _tune(bench: Bench, levels: Sequence[Trial]) -> list[float]:
-    held = [structs.replace(level, held_out=True) for level in levels]
-    return [rates.best for rates in bench.tune(held)]
 
 
 def _losses(results: Sequence[TrialResult]) -> NDArray[np.float64]:

@@ -6,6 +6,7 @@ from deploy.experiments.cluster import ClusterModel, Law, StepTimes
 from deploy.experiments.shapes.base import (
     Bench,
     Check,
+    Origin,
     Shape,
     errors,
     judge_rule,
@@ -58,7 +59,11 @@ def speeds(cluster: ClusterModel, rounds: int) -> list[Check]:
             measured += f"; K = 4 where late workers finish their step: {dropped:.3g}"
         checks.append(
             Check(
-                claim, f"by K: {list_figures(known, expected)}", measured, judge_rule(off <= 0.02)
+                claim,
+                f"by K: {list_figures(known, expected)}",
+                measured,
+                judge_rule(off <= 0.02),
+                Origin.OWN,
             )
         )
     return checks

@@ -10,16 +10,18 @@ from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.shapes.base import (
     Bench,
     Check,
+    Origin,
     Shape,
     ShapeVerdict,
     at_most,
     errors,
+    judge_probability,
     judge_rule,
     list_figures,
     positive,
     times_to,
 )
-from deploy.experiments.statistics import interval_of_pairs
+from deploy.experiments.statistics import TargetTimes, draw_medians, interval_of_pairs
 from deploy.experiments.training_simulation import TrainingSimulation
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import Quad
@@ -40,9 +42,9 @@ def sparknet(bench: Bench, control: bool) -> list[Check]:
     50 to save; the paper's networks take tens of thousands. Rates are tuned for each K and tau. The
     speed-ups are those of LeNet at small, as designed, and of mlp at ci, where LeNet would take an
     hour. The control exchanges without local steps (tau 1). Accept: a round takes tau C + S within
-    2 %; the best tau is larger at S = 20 s than at 0; at tau 50 the speed-ups over one worker to
-    the target are at least those published; asynchronous averaging is at least as fast as rounds,
-    both without momentum and at rates of their own.
+    2 %; the best tau is larger at S = 20 s than at 0 (bootstrap probability of .95); at tau 50 the
+    speed-ups over one worker to the target are at least those published. Own: asynchronous
+    averaging is at least as fast as rounds, both without momentum and at rates of their own.
     """
     taus = [1] if control else bench.pick([1, 10, 50], [1, 2, 5, 10, 25, 50, 100])
     last = taus[-1] if control else 50
@@ -61,13 +63,13 @@ def sparknet(bench: Bench, control: bool) -> list[Check]:
     far = [_slowly_linked(trial) for trial in near]
     many = [_slowly_linked(tuned[net, workers, last]) for workers in _PUBLISHED]
     serial, *others = bench.run([alone[net][0], *near, *far, *many], seeds)
-    by_tau = [times_to(results, alone["mlp"][1]).median for results in others[: 2 * len(taus)]]
+    by_tau = [times_to(results, alone["mlp"][1]) for results in others[: 2 * len(taus)]]
     target = alone[net][1]
     seconds = [times_to(results, target).median for results in others[2 * len(taus) :]]
     speedups = [times_to(serial, target).median / time for time in seconds]
     return [
         *([_rounds(taus)] if bench.measures else []),
-        _best_tau(taus, (by_tau[: len(taus)], by_tau[len(taus) :])),
+        _best_tau(taus, by_tau[: len(taus)], by_tau[len(taus) :]),
         Check(
             f"speed-up over one worker to {target:.1f} % at tau {last}, S 20 s, by K",
             list_figures(_PUBLISHED, _PUBLISHED.values()),
@@ -122,9 +124,12 @@ def _slowly_linked(trial: Trial) -> Trial:
 
 
 def _asynchronous(bench: Bench, base: Trial, tau: int, target: float) -> Check:
-    """Rounds of plain local steps against the same windows, each averaged in as it arrives."""
+    """Rounds of plain local steps against the same windows, each averaged in as it arrives.
+
+    The strategy of the first run, `fedbuff`, weighs a window by 1/sqrt(1 + staleness).
+    """
     workers = base.cluster.workers
-    texts = (f"local_sgd:h={tau}", f"fedbuff:k=1,window={tau},outer_lr={1 / workers}")
+    texts = (f"local_sgd:h={tau}", f"downpour:n_push={tau},n_fetch={tau},scale={1 / workers}")
     times = StepTimes(mean_s=_STEP_S)  # equal times would make rounds of the asynchronous windows
     cluster = structs.replace(base.cluster, times=times)
     levels = [
@@ -149,6 +154,7 @@ def _asynchronous(bench: Bench, base: Trial, tau: int, target: float) -> Check:
         "not slower",
         f"seconds {late} asynchronous, {rounds} in rounds",
         judge_rule(late.median <= rounds.median) if reached else ShapeVerdict.INCONCLUSIVE,
+        Origin.OWN,
     )
 
 
@@ -168,17 +174,23 @@ def _rounds(taus: list[int]) -> Check:
         list_figures(taus, expected),
         f"{list_figures(taus, durations)}; at most {off:.1%} off",
         judge_rule(off <= 0.02),
+        Origin.OWN,
     )
 
 
-def _best_tau(taus: list[int], by_tau: tuple[list[float], list[float]]) -> Check:
-    near, far = (taus[int(np.argmin(seconds))] for seconds in by_tau)
-    reached = all(math.isfinite(min(seconds)) for seconds in by_tau)
+def _best_tau(taus: list[int], near: list[TargetTimes], far: list[TargetTimes]) -> Check:
+    """Judged by the bootstrap probability that the best tau is larger at S 20 s than at 0."""
+    medians = [[times.median for times in by_tau] for by_tau in (near, far)]
+    reached = all(math.isfinite(min(seconds)) for seconds in medians)
+    best = [taus[int(np.argmin(seconds))] for seconds in medians]
+    drawn = [draw_medians([times.values for times in by_tau]).argmin(0) for by_tau in (near, far)]
+    share = float((drawn[1] > drawn[0]).mean())
     return Check(
         "the best tau grows with S, K 5",
         "it grows",
-        f"{near} at S 0, {far} at S 20 s; seconds at S 20: {list_figures(taus, by_tau[1], '.0f')}",
-        judge_rule(far > near) if reached else ShapeVerdict.INCONCLUSIVE,
+        f"{best[0]} at S 0, {best[1]} at S 20 s; seconds at S 20:"
+        f" {list_figures(taus, medians[1], '.0f')}; bootstrap probability {share:.2f}",
+        judge_probability(share) if reached else ShapeVerdict.INCONCLUSIVE,
     )
 
 

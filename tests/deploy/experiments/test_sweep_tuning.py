@@ -67,7 +67,7 @@ def test_the_search_has_seeds_of_its_own(tmp_path: Path) -> None:
     sweep = tune_sweep(read_sweep(written(tmp_path, text)), folder, note=lambda _: None)
     tried = Folder(folder / "tuning")
     for seed, wanted in ((100, True), (101, True), (102, True), (0, False)):
-        trial = structs.replace(sweep.points[0].trials[0], seed=seed, look_every=0)
+        trial = structs.replace(sweep.points[0].trials[0], seed=seed, look_every=0, held_out=True)
         assert (tried.load(trial) is not None) == wanted
 
 
