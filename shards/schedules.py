@@ -20,7 +20,9 @@ from shards.errors import BadInput
 from shards.named_fields import NamedFields
 
 
-class _Policy(msgspec.Struct, frozen=True, tag_field="policy", kw_only=True, metaclass=NamedFields):
+class RatePolicy(
+    msgspec.Struct, frozen=True, tag_field="policy", kw_only=True, metaclass=NamedFields
+):
     """The base of all policies, with the rate that they scale."""
 
     base_rate: float
@@ -33,14 +35,14 @@ class _Policy(msgspec.Struct, frozen=True, tag_field="policy", kw_only=True, met
         raise NotImplementedError
 
 
-class Fixed(_Policy, frozen=True, tag="fixed"):
+class Fixed(RatePolicy, frozen=True, tag="fixed"):
     """Always `base_rate`."""
 
     def rate(self, iteration: int) -> float:
         return self.base_rate
 
 
-class Step(_Policy, frozen=True, tag="step", kw_only=True):
+class Step(RatePolicy, frozen=True, tag="step", kw_only=True):
     """`base_rate * gamma ^ floor(iteration / step_size)`."""
 
     gamma: float
@@ -56,7 +58,7 @@ class Step(_Policy, frozen=True, tag="step", kw_only=True):
         return float(self.base_rate * self.gamma ** (iteration // self.step_size))
 
 
-class Exp(_Policy, frozen=True, tag="exp", kw_only=True):
+class Exp(RatePolicy, frozen=True, tag="exp", kw_only=True):
     """`base_rate * gamma ^ iteration`."""
 
     gamma: float
@@ -69,7 +71,7 @@ class Exp(_Policy, frozen=True, tag="exp", kw_only=True):
         return float(self.base_rate * self.gamma**iteration)
 
 
-class Inv(_Policy, frozen=True, tag="inv", kw_only=True):
+class Inv(RatePolicy, frozen=True, tag="inv", kw_only=True):
     """`base_rate * (1 + gamma * iteration) ^ -power`."""
 
     gamma: float
@@ -84,7 +86,7 @@ class Inv(_Policy, frozen=True, tag="inv", kw_only=True):
         return float(self.base_rate * (1 + self.gamma * iteration) ** -self.power)
 
 
-class MultiStep(_Policy, frozen=True, tag="multistep", kw_only=True):
+class MultiStep(RatePolicy, frozen=True, tag="multistep", kw_only=True):
     """`base_rate * gamma ^ (how many of `steps` the iteration has reached)`."""
 
     gamma: float
@@ -100,7 +102,7 @@ class MultiStep(_Policy, frozen=True, tag="multistep", kw_only=True):
         return float(self.base_rate * self.gamma ** bisect_right(self.steps, iteration))
 
 
-class Poly(_Policy, frozen=True, tag="poly", kw_only=True):
+class Poly(RatePolicy, frozen=True, tag="poly", kw_only=True):
     """`base_rate * (1 - iteration / max_iteration) ^ power`, and 0 from `max_iteration` on."""
 
     power: float
@@ -119,7 +121,7 @@ class Poly(_Policy, frozen=True, tag="poly", kw_only=True):
         return float(self.base_rate * (1 - iteration / self.max_iteration) ** self.power)
 
 
-class Sigmoid(_Policy, frozen=True, tag="sigmoid", kw_only=True):
+class Sigmoid(RatePolicy, frozen=True, tag="sigmoid", kw_only=True):
     """`base_rate / (1 + exp(-gamma * (iteration - step_size)))`."""
 
     gamma: float
@@ -146,7 +148,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 def schedule_of(argument: str, value: object) -> Schedule:
     """A schedule, given as itself or as a fixed rate; raises BadInput."""
-    if isinstance(value, _Policy):  # the project's, or defined by the user
+    if isinstance(value, RatePolicy):  # the project's, or defined by the user
         return cast(Schedule, value)
     if not isinstance(value, bool) and isinstance(value, Real | np.floating):
         rate = argument_checks.number(
@@ -158,12 +160,12 @@ def schedule_of(argument: str, value: object) -> Schedule:
     )
 
 
-def _field(policy: _Policy, field: str) -> str:
+def _field(policy: RatePolicy, field: str) -> str:
     return f"learning-rate policy {policy.__struct_config__.tag}: {field}"
 
 
 def _number(
-    policy: _Policy,
+    policy: RatePolicy,
     field: str,
     least: float = -argument_checks.LARGEST,
     expected: str = "a finite number",
@@ -173,7 +175,7 @@ def _number(
     structs.force_setattr(policy, field, plain)
 
 
-def _whole(policy: _Policy, field: str) -> None:
+def _whole(policy: RatePolicy, field: str) -> None:
     plain = argument_checks.whole(_field(policy, field), getattr(policy, field))
     structs.force_setattr(policy, field, plain)
 
@@ -186,6 +188,6 @@ def _steps(policy: MultiStep) -> None:
     )
 
 
-def _demand(policy: _Policy, field: str, expected: str, holds: bool) -> None:
+def _demand(policy: RatePolicy, field: str, expected: str, holds: bool) -> None:
     if not holds:
         raise BadInput(_field(policy, field), expected=expected, got=getattr(policy, field))

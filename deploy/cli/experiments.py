@@ -47,6 +47,10 @@ def shape(
         bool,
         typer.Option("--control", help="Remove the cause: it must come out as not reproduced."),
     ] = False,
+    registration: Annotated[
+        int | None,
+        typer.Option(help="Which of its registrations to run, from 1.", show_default="the newest"),
+    ] = None,
     jobs: Jobs = 1,
     out: Annotated[
         Path | None,
@@ -68,12 +72,20 @@ def shape(
 
     shape = shape_numbered(number)
     if dry_run:
-        plan = plan_of(shape, Preset(preset), control=control)
+        plan = plan_of(shape, Preset(preset), control=control, registration=registration)
         more = f", about {plan.tuning} more to choose rates" if plan.tuning else ""
         minutes = plan.cpu_s / 60 / jobs
         typer.echo(f"shape {number}: {plan.trials} trials{more}, about {minutes:.1f} minutes")
         return
-    outcome = play(shape, Preset(preset), control=control, jobs=jobs, note=typer.echo, out=out)
+    outcome = play(
+        shape,
+        Preset(preset),
+        control=control,
+        jobs=jobs,
+        note=typer.echo,
+        out=out,
+        registration=registration,
+    )
     for line in outcome.lines():
         typer.echo(line)
     if out is not None:

@@ -189,6 +189,11 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """True if all workers are there from start to end."""
         return not self.joins and not self.kill
 
+    def share_of(self, worker: int) -> float:
+        """The share of all steps that a worker takes if no worker waits."""
+        speeds = [1 / self.stragglers.get(worker_name(each), 1.0) for each in range(self.workers)]
+        return speeds[worker] / sum(speeds)
+
     def step_times(self, seed: int, worker: int) -> Iterator[float]:
         """The times of one worker's steps in seconds."""
         factor = self.stragglers.get(worker_name(worker), 1.0)

@@ -4,10 +4,10 @@ import msgspec
 from msgspec import structs
 
 from deploy.experiments.cluster import ClusterModel
+from deploy.experiments.rate_schedules import FIXED, schedule_over
 from ps.job_spec import shard_specs
 from shards.aggregation import StaleLimit
-from shards.rules import SGD, Rule
-from shards.schedules import Fixed
+from shards.rules import SGD, Decay, Rule
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable, Layout
 from worker.strategies import Strategy
@@ -25,7 +25,8 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     The strategy must have its defaults for this number of workers (`for_workers`). `rule` and
     `rate` hold where the strategy brings none of its own; `bound` is the staleness bound in steps,
     and `stale` limits the staleness of single pushes. Each worker takes `steps` steps. The table is
-    cut into `fragments` tables (fragment_cut.py).
+    cut into `fragments` tables (fragment_cut.py). The rate follows `schedule` (rate_schedules.py)
+    over a run of `gradients`.
     """
 
     strategy: Strategy
@@ -37,20 +38,25 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     stale: StaleLimit | None = None
     steps: int = ENDLESS
     fragments: int = 1
+    decay: float = 0.0
+    schedule: str = FIXED
+    gradients: int = 0
 
     @property
     def real_bound(self) -> int | None:
         """The bound of the shards: 0 where the workers move in step."""
         return 0 if self.strategy.synchronous else self.bound
 
-    def plan(self) -> Plan:
-        """The plan of each worker."""
+    def plan(self, worker: int | None = None) -> Plan:
+        """The plan of one worker, or of a worker of mean speed."""
+        share = 1 / self.cluster.workers if worker is None else self.cluster.share_of(worker)
         return Plan(
             steps=self.steps,
             seed=self.seed,
             strategy=self.strategy,
-            schedule=Fixed(base_rate=self.rate),
+            schedule=schedule_over(self.schedule, self.rate, round(self.gradients * share)),
             workers=self.cluster.workers,
+            decay=Decay(self.decay),
         )
 
     def specs(self, tables: DenseTable | Layout) -> list[ShardSpec]:
@@ -60,9 +66,10 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
         self.strategy.check(self.real_bound, prefetch=False)
         self.strategy.check_fragments(len(described))
         half = structs.replace(self.strategy.server(self.cluster.workers), stale=self.stale)
-        rule, rate, _ = half.settings(self.rule, Fixed(base_rate=self.rate), self.plan().decay)
+        plan = self.plan()
+        rule, rate, decay = half.settings(self.rule, plan.schedule, plan.decay)
         return shard_specs(
-            [TableSpec(table, rule, rate) for table in described],
+            [TableSpec(table, rule, rate, decay) for table in described],
             shards=self.cluster.shards,
             bound=self.real_bound,
             workers=self.cluster.workers,

@@ -169,7 +169,7 @@ class Paced:
         self._overruns = 0
         self._client = client
         self._machine = StepMachine(
-            job.plan(), workload.table, worker=worker_name(number), bound=job.real_bound
+            job.plan(number), workload.table, worker=worker_name(number), bound=job.real_bound
         )
         self._driver = ClientDriver(self._client, self._machine)
 

@@ -90,10 +90,11 @@ def write_report(path: Path, out: Path) -> int:
 def _shapes(outcomes: Sequence[ShapeOutcome]) -> list[str]:
     rows = [
         (
-            f"{outcome.number}{' (control)' if outcome.control else ''}",
+            f"{outcome.name}{' (control)' if outcome.control else ''}",
             outcome.title,
             outcome.preset,
             check.claim,
+            check.origin,
             check.published,
             check.measured,
             check.verdict,
@@ -103,9 +104,10 @@ def _shapes(outcomes: Sequence[ShapeOutcome]) -> list[str]:
     ]
     verdicts = [
         (
-            f"{outcome.number}{' (control)' if outcome.control else ''}",
+            f"{outcome.name}{' (control)' if outcome.control else ''}",
             outcome.title,
             outcome.source,
+            outcome.registered,
             outcome.verdict,
             f"{len(outcome.trials)} + {outcome.tuned}",
             f"{outcome.cpu_s:.0f}",
@@ -114,12 +116,17 @@ def _shapes(outcomes: Sequence[ShapeOutcome]) -> list[str]:
     ]
     parts = [
         "<h2>Verdicts</h2>",
-        _table(("shape", "claim", "source", "verdict", "trials + tuning", "CPU s"), verdicts),
+        _table(
+            ("shape", "claim", "source", "registered", "verdict", "trials + tuning", "CPU s"),
+            verdicts,
+        ),
         "<h2>Checks</h2>",
-        _table(("shape", "title", "preset", "rule", "published", "measured", "verdict"), rows),
+        _table(
+            ("shape", "title", "preset", "rule", "origin", "published", "measured", "verdict"), rows
+        ),
     ]
     parts += [
-        f"<h3>Shape {outcome.number}: trials</h3>{_trials(outcome.trials)}" for outcome in outcomes
+        f"<h3>Shape {outcome.name}: trials</h3>{_trials(outcome.trials)}" for outcome in outcomes
     ]
     return parts
 

@@ -283,6 +283,7 @@ class SimulatedTrainee:
             layout=spec.layout,
             shard_map=spec.map,
         )
+        self._number = number
         self.machine = self._machine(0, 0)
         self.streams: Streams = Streams.of(world, number) if former is None else former.streams
         self._links = self.streams.links
@@ -299,7 +300,12 @@ class SimulatedTrainee:
     def _machine(self, clock: int, step: int) -> StepMachine:
         job, layout = self._world.job, self._world.layout
         return build_machine(
-            job.plan(), layout, worker=self.name, clock=clock, step=step, bound=job.real_bound
+            job.plan(self._number),
+            layout,
+            worker=self.name,
+            clock=clock,
+            step=step,
+            bound=job.real_bound,
         )
 
     # --- messages ---------------------------------------------------------------------------------

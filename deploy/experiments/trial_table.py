@@ -14,7 +14,18 @@ from deploy.experiments.trials import TrialResult
 from shards.errors import BadInput
 
 _SETTINGS = (
-    *("workload", "batch", "tested", "held_out", "fragments", "strategy", "rule", "rate"),
+    *(
+        "workload",
+        "batch",
+        "tested",
+        "held_out",
+        "fragments",
+        "strategy",
+        "rule",
+        "rate",
+        "decay",
+        "schedule",
+    ),
     *("staleness", "on_stale", "look_every", "until_error", "seed"),
 )
 _CLUSTER = ("workers", "shards", "link", "delays")
@@ -52,7 +63,7 @@ def _rows(path: Path) -> Iterator[list[object]]:
             if trial_result := folder.load(trial):
                 yield _row("sweep", trial.id, trial_result)
     for outcome in load_outcomes(path):
-        origin = f"shape {outcome.number}{' control' if outcome.control else ''}"
+        origin = f"shape {outcome.name}{' control' if outcome.control else ''}"
         for result in outcome.trials:
             yield _row(origin, result.trial.id, result)
     for run in load_imported(path):

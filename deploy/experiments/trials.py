@@ -8,7 +8,7 @@ import hashlib
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -18,11 +18,13 @@ from msgspec import structs
 from threadpoolctl import threadpool_limits
 
 from deploy.experiments.cluster import ClusterModel
+from deploy.experiments.continued import ContinuedProblem
 from deploy.experiments.fragment_cut import FragmentCut
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.lossy_diloco import LossyDiLoCo
 from deploy.experiments.problem import Workload
+from deploy.experiments.rate_schedules import FIXED
 from deploy.experiments.training_simulation import CurvePoint, TrainingSimulation
 from deploy.experiments.workloads import data_digest, workload_of
 from ps.build_id import build_id
@@ -31,6 +33,7 @@ from shards.aggregation import stale_limit_of
 from shards.errors import BadInput
 from shards.rules import RULES, Rule, rule_of
 from worker.strategies import STRATEGIES, Strategy, strategy_of, strategy_with_options
+from worker.strategies.base import Floats
 
 STRATEGY_KINDS: dict[str, type[msgspec.Struct]] = {
     **STRATEGIES,
@@ -53,6 +56,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     gradients (0: at the end), on `tested` rows of the test data. With `held_out` rows of
     the training data take their place, which no gradient then sees, to choose rates by. A strategy
     that exchanges tables by themselves has the weights in `fragments` tables.
+
+    `decay` is the L2 weight decay. The rate follows `schedule` in shares of the run
+    (rate_schedules.py). With `start` the weights are those at the end of that trial, which runs
+    with a seed of its own for each seed of this one.
     """
 
     workload: str = "mlp"
@@ -63,6 +70,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     strategy: str = "asp"
     rule: str = "sgd"
     rate: float = 0.01
+    decay: float = 0.0
+    schedule: str = FIXED
     staleness: int | None = None
     on_stale: str = "wait"
     gradients: int = 10_000
@@ -70,6 +79,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     until_error: float = -1.0
     seed: int = 0
     cluster: ClusterModel = ClusterModel()
+    start: "Trial | None" = None
 
     def job(self) -> SimulatedJob:
         """The job to simulate; raises BadInput for a setting that a part of it does not know."""
@@ -82,6 +92,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             bound=self.staleness,
             stale=stale_limit_of("on_stale", self.on_stale),
             fragments=self.fragments,
+            decay=self.decay,
+            schedule=self.schedule,
+            gradients=self.gradients,
         )
 
     def _build_strategy(self) -> Strategy:
@@ -92,7 +105,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def problem(self) -> Workload:
         """The problem that is trained; raises BadInput."""
-        return workload_of(self.workload, self.batch, self.tested, held_out=self.held_out)
+        problem = workload_of(self.workload, self.batch, self.tested, held_out=self.held_out)
+        if self.start is None:
+            return problem
+        start = structs.replace(self.start, held_out=self.held_out)
+        return ContinuedProblem(problem, lambda seed: _trained_weights(with_seed(start, seed)))
 
     def check(self) -> None:
         """Raise BadInput for a setting that cannot be run, before anything is."""
@@ -103,7 +120,18 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         argument_checks.whole("look_every", self.look_every, 0)
         argument_checks.whole("seed", self.seed, 0, 2**31)
         argument_checks.number("rate", self.rate, least=0, expected="0 or more")
+        argument_checks.number("decay", self.decay, least=0, expected="0 or more")
+        if self.start is not None:
+            self._check_start(self.start)
         self.job().specs(FragmentCut(self.problem().table, self.fragments).layout)
+
+    def _check_start(self, start: "Trial") -> None:
+        try:
+            start.check()
+        except BadInput as error:
+            raise error.within("start") from None
+        if start.problem().table != self.problem().table:
+            raise BadInput("start", expected=f"a trial of {self.workload}", got=start.workload)
 
     @property
     def id(self) -> str:
@@ -159,8 +187,9 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SOURCES = (
-    "character_model", "cluster", "fragment_cut", "images", "jobs", "lenet", "logistic",
-    "lossy_diloco", "problem", "training_simulation", "trials", "workloads",
+    "character_model", "cluster", "continued", "fragment_cut", "images", "jobs", "lenet",
+    "logistic", "lossy_diloco", "problem", "rate_schedules", "training_simulation", "trials",
+    "workloads",
 )  # fmt: skip
 
 
@@ -203,6 +232,24 @@ def run_trial(trial: Trial) -> TrialResult:
 
 def with_seed(trial: Trial, seed: int) -> Trial:
     return structs.replace(trial, seed=seed)
+
+
+_START_SEEDS = 1_000_000
+"""Added to the seed of a trial for the trial that it starts from, which so has other batches."""
+
+
+def _trained_weights(trial: Trial) -> Floats:
+    """The weights at the end of the trial that another one starts from."""
+    return _train(msgspec.json.encode(with_seed(trial, trial.seed + _START_SEEDS)))
+
+
+@lru_cache(maxsize=32)
+def _train(settings: bytes) -> Floats:
+    trial = msgspec.json.decode(settings, type=Trial)
+    with threadpool_limits(1):
+        simulation = TrainingSimulation(trial.job(), trial.problem())
+        simulation.advance(trial.gradients)
+    return simulation.weights()
 
 
 def run_trials(trials: Sequence[Trial], jobs: int = 1) -> Iterator[TrialResult]:

@@ -65,7 +65,7 @@ _DEPTHS = ("1", "2", "4", "6")
 def workload_of(
     name: str, batch: int = 4, tested: int = 10_000, *, held_out: bool = False
 ) -> Workload:
-    """A workload by name, such as mlp, or deep:N, with N hidden layers of 64; raises BadInput.
+    """A workload by name: mlp, mlp:128-64 of these hidden sizes, deep:N of N times 64; or BadInput.
 
     With `held_out` it is measured on a part of the training data that its batches leave out; `quad`
     has no data.
@@ -78,6 +78,8 @@ def workload_of(
             return Logistic(batch, tested, held_out=held_out)
         case "mlp" if not option:
             return Mlp(batch, tested=tested, held_out=held_out)
+        case "mlp" if (hidden := _hidden_sizes(option)) is not None:
+            return Mlp(batch, hidden, tested, held_out=held_out)
         case "mlp" if option == "digits":
             return Mlp(batch, tested=tested, own_digits=True, held_out=held_out)
         case "lenet" if not option:
@@ -88,9 +90,18 @@ def workload_of(
             return Mlp(batch, (64,) * int(option), tested, held_out=held_out)
     raise BadInput(
         "workload",
-        expected=f"one of {', '.join(WORKLOADS)}, mlp:digits, deep as deep:{', '.join(_DEPTHS)}",
+        expected=f"one of {', '.join(WORKLOADS)}, mlp:128-64 (hidden sizes), mlp:digits,"
+        f" deep as deep:{', '.join(_DEPTHS)}",
         got=f"{name!r}",
     )
+
+
+def _hidden_sizes(text: str) -> tuple[int, ...] | None:
+    """The hidden sizes in a text such as 128-64; None for any other text."""
+    parts = text.split("-")
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 4096 for part in parts):
+        return None
+    return tuple(map(int, parts))
 
 
 @cache

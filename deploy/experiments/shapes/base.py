@@ -1,13 +1,17 @@
 """The parts of every shape: a claim of the literature, checks with accept rules, and a verdict.
 
-A shape's checks and their accept rules are those of the design, written before the first run. Each
-check is judged by itself. The shape is reproduced if all of its checks are; it is not if one of
-them is not; otherwise an interval was too wide, or a part is missing, and it is inconclusive.
+A set-up with its checks, accept rules and seeds is a *registration*, committed before its first
+run. A shape has one or more, each with seeds of its own, so that no result decides the set-up it
+comes from. Each check is judged by itself. The shape is reproduced if all checks of its source are;
+it is not if one of them is not; otherwise an interval was too wide, or a part is missing, and it is
+inconclusive. A *premise* is what the source assumes of its set-up. It is judged on the seeds that
+choose rates; if it fails, the claim is not applicable there.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -18,9 +22,9 @@ from msgspec import structs
 from deploy.experiments.runner import Folder
 from deploy.experiments.statistics import Interval, TargetTimes
 from deploy.experiments.trials import Trial, TrialResult, run_trials, with_seed
-from deploy.experiments.tuning import Tuned, choose_rates
+from deploy.experiments.tuning import TUNING_SEEDS, Tuned, choose_rates
 from ps.whole_files import whole_file
-from shards.errors import GiveUp
+from shards.errors import BadInput, GiveUp
 
 _TRIALS = "shape-trials"  # a folder of results, as a sweep has one
 _NOTE_EVERY_S = 30.0
@@ -41,19 +45,24 @@ class ShapeVerdict(StrEnum):
     NOT_REPRODUCED = "not reproduced"
     INCONCLUSIVE = "inconclusive"
     MISSING = "missing"
+    NOT_APPLICABLE = "not applicable"
 
 
 class Origin(StrEnum):
-    """The origin of a check: the publication, or a theorem, an identity or an addition here."""
+    """The origin of a check: the publication, or a theorem, an identity or an addition here.
+
+    A premise is what the publication assumes.
+    """
 
     SOURCE = "source"
     OWN = "own"
+    PREMISE = "premise"
 
 
 class Check(msgspec.Struct, frozen=True):
     """One claim: what was published or derived, what was measured, and the verdict by its rule.
 
-    Only checks of the `source` decide the verdict on a shape.
+    Only checks of the `source` decide the verdict on a shape, where its premises hold.
     """
 
     claim: str
@@ -64,7 +73,11 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A shape after its runs. `tuned` counts the trials that chose rates, `cpu_s` all of them."""
+    """A shape after its runs. `tuned` counts the trials that chose rates, `cpu_s` all of them.
+
+    `registration` is the number of its set-up, registered in `commit` at `committed_at`; the first
+    of its trials began at `began_at`, in seconds since 1970.
+    """
 
     number: int
     title: str
@@ -75,9 +88,29 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     trials: list[TrialResult] = []
     tuned: int = 0
     cpu_s: float = 0.0
+    registration: int = 1
+    commit: str = ""
+    committed_at: str = ""
+    began_at: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The number of the shape, with that of its registration from the second on."""
+        return f"{self.number}.{self.registration}" if self.registration > 1 else str(self.number)
+
+    @property
+    def registered(self) -> str:
+        """The commit of the set-up, and whether it precedes the results."""
+        if not self.commit:
+            return "no commit is recorded"
+        before = datetime.fromisoformat(self.committed_at).timestamp() < self.began_at
+        return f"{self.commit}, {'before' if before else 'after'} the first trial"
 
     @property
     def verdict(self) -> ShapeVerdict:
+        premises = {check.verdict for check in self.checks if check.origin is Origin.PREMISE}
+        if premises - {ShapeVerdict.REPRODUCED}:
+            return ShapeVerdict.NOT_APPLICABLE
         verdicts = {check.verdict for check in self.checks if check.origin is Origin.SOURCE}
         if ShapeVerdict.NOT_REPRODUCED in verdicts:
             return ShapeVerdict.NOT_REPRODUCED
@@ -88,9 +121,10 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> list[str]:
         """The checks as a table, and last the verdict next to what was published."""
         kind = " (control: the cause is removed)" if self.control else ""
-        out = [f"shape {self.number}: {self.title}{kind}", f"  {self.source}"]
+        out = [f"shape {self.name}: {self.title}{kind}", f"  {self.source}"]
+        suffixes = {Origin.SOURCE: "", Origin.OWN: " (own check)", Origin.PREMISE: " (premise)"}
         for check in self.checks:
-            suffix = " (own check)" if check.origin is Origin.OWN else ""
+            suffix = suffixes[check.origin]
             out.append(f"  {check.verdict:15} {check.claim}{suffix}")
             out.append(f"  {'':15} published: {check.published}; measured: {check.measured}")
         out.append(
@@ -98,7 +132,7 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
         )
         reproduced = sum(check.verdict is ShapeVerdict.REPRODUCED for check in self.checks)
         out.append(
-            f"shape {self.number}: {self.verdict}: {reproduced} of {len(self.checks)} checks;"
+            f"shape {self.name}: {self.verdict}: {reproduced} of {len(self.checks)} checks;"
             f" published: {self.checks[0].published}; measured: {self.checks[0].measured}"
         )
         return out
@@ -113,6 +147,8 @@ class Bench:
     """
 
     measures = True
+    seeds: range | None = None
+    """The seeds of the registration, where it has named them."""
 
     def __init__(
         self,
@@ -125,6 +161,7 @@ class Bench:
         self.results: list[TrialResult] = []
         self.tuned = 0
         self.cpu_s = 0.0
+        self.began_at = time.time()
         self._jobs, self._note = jobs, note
         self._folder: Folder | None = None
         self._earlier_cpu_s: dict[str, float] = {}  # of trials, by id
@@ -144,8 +181,20 @@ class Bench:
     ) -> list[list[TrialResult]]:
         """The results of each trial with the seeds from `first`, a list for each trial."""
         levels, chosen = list(trials), range(first, first + seeds)
+        assert self.seeds is None or set(chosen) <= set(self.seeds), "seeds that are registered"
         results = self._run([with_seed(trial, seed) for trial in levels for seed in chosen])
         self.results += results
+        return [results[start : start + seeds] for start in range(0, len(results), seeds)]
+
+    def probe(self, trials: Iterable[Trial]) -> list[list[TrialResult]]:
+        """The results of each trial with the seeds and the data that rates are chosen on.
+
+        A premise is judged by them.
+        """
+        levels = [structs.replace(trial, held_out=True) for trial in trials]
+        seeds = len(TUNING_SEEDS)
+        results = self._run([with_seed(trial, seed) for trial in levels for seed in TUNING_SEEDS])
+        self.tuned += len(results)
         return [results[start : start + seeds] for start in range(0, len(results), seeds)]
 
     def tune(self, levels: Sequence[Trial]) -> list[Tuned]:
@@ -180,6 +229,9 @@ class Bench:
         result = self._folder.load(trial) if self._folder is not None else None
         if result is None:
             return None
+        assert self._folder is not None
+        kept_at = self._folder.result(trial.id).stat().st_mtime
+        self.began_at = min(self.began_at, kept_at)
         return structs.replace(result, cpu_s=self._earlier_cpu_s.pop(trial.id, 0.0))
 
     def _keep(self, result: TrialResult) -> TrialResult:
@@ -197,13 +249,42 @@ class Bench:
             self._note(f"  {self._done} trials done{before}")
 
 
+Judge = Callable[[Bench, bool], list[Check]]
+"""Makes the checks; with True the cause is removed, and they must fail."""
+
+
+class Registration(NamedTuple):
+    """A set-up with its rules: `judge` runs and judges it with the reported `seeds`.
+
+    `commit` and `committed_at` say where and when it was registered.
+    """
+
+    number: int
+    judge: Judge
+    seeds: range | None
+    commit: str = ""
+    committed_at: str = ""
+
+
 class Shape(NamedTuple):
-    """A shape: `judge` makes its checks; with `control` the cause is removed, and it must fail."""
+    """A claim of a source. `judge` is its first registration; there may be `later` ones."""
 
     number: int
     title: str
     source: str
-    judge: Callable[[Bench, bool], list[Check]]
+    judge: Judge
+    later: tuple[Registration, ...] = ()
+
+    def registration(self, number: int | None = None) -> Registration:
+        """A registration by its number, by default the newest; raises BadInput."""
+        known = (Registration(1, self.judge, None), *self.later)
+        if number is None:
+            return known[-1]
+        if not 1 <= number <= len(known):
+            raise BadInput(
+                f"shape {self.number}: registration", expected=f"1 to {len(known)}", got=number
+            )
+        return known[number - 1]
 
 
 def play(
@@ -214,10 +295,13 @@ def play(
     jobs: int,
     note: Callable[[str], None],
     out: Path | None = None,
+    registration: int | None = None,
 ) -> ShapeOutcome:
-    """Run a shape; with `out`, continue there what an earlier run has begun."""
+    """Run a shape as registered, by default last; with `out`, continue there an earlier run."""
+    registered = shape.registration(registration)
     bench = Bench(preset, jobs, note, out)
-    checks = shape.judge(bench, control)
+    bench.seeds = registered.seeds
+    checks = registered.judge(bench, control)
     return ShapeOutcome(
         number=shape.number,
         title=shape.title,
@@ -228,6 +312,10 @@ def play(
         trials=bench.results,
         tuned=bench.tuned,
         cpu_s=bench.cpu_s,
+        registration=registered.number,
+        commit=registered.commit,
+        committed_at=registered.committed_at,
+        began_at=bench.began_at,
     )
 
 
@@ -238,7 +326,8 @@ def keep(outcome: ShapeOutcome, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     kind = "-control" if outcome.control else ""
-    path = folder / f"shape-{outcome.number:02}-{outcome.preset}{kind}.msgpack"
+    later = f".{outcome.registration}" if outcome.registration > 1 else ""
+    path = folder / f"shape-{outcome.number:02}{later}-{outcome.preset}{kind}.msgpack"
     try:
         with whole_file(path, contended=True) as partial:
             partial.write_bytes(msgspec.msgpack.encode(outcome))

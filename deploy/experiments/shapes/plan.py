@@ -28,10 +28,14 @@ class ShapePlan(NamedTuple):
     cpu_s: float
 
 
-def plan_of(shape: Shape, preset: Preset, *, control: bool) -> ShapePlan:
+def plan_of(
+    shape: Shape, preset: Preset, *, control: bool, registration: int | None = None
+) -> ShapePlan:
     """Count a shape's trials and estimate their cost."""
+    registered = shape.registration(registration)
     bench = PlanningBench(preset)
-    shape.judge(bench, control)
+    bench.seeds = registered.seeds
+    registered.judge(bench, control)
     return ShapePlan(len(bench.results), bench.tuned, bench.cpu_s)
 
 

@@ -358,7 +358,9 @@ def test_a_wrong_cluster_is_one_sentence(kind: Any, wrong: dict[str, Any], messa
         kind(**wrong)
 
 
-@pytest.mark.parametrize("name", ["l2", "mlp:2", "lenet:2", "charlm:8", "deep:3", "quad:2"])
+@pytest.mark.parametrize(
+    "name", ["l2", "mlp:two", "mlp:0", "mlp:9-", "lenet:2", "charlm:8", "deep:3", "quad:2"]
+)
 def test_an_unknown_workload_is_named(name: str) -> None:
     with pytest.raises(BadInput, match=name):
         workload_of(name)
