@@ -216,6 +216,8 @@ def start(
 
     - `host`: where the shards listen, 127.0.0.1 by default, at free ports; with `HOST:PORT`, at
       that port + the shard's number. `0.0.0.0` is every address of this machine.
+    - `advertise`: the address that clients are given, HOST or HOST:PORT; None: the host's own.
+    - `coordinator_port`, `copy_ports`: of replicated shards, such as `7500-7599`; any free ones.
     - `secure`: whether clients need keys; None: wherever other hosts can reach the shards. They
       then use CURVE and admit only holders of the job's `token` or saved description.
     - `transport`: what workers on the same host may use: `auto`, `shm`, `ipc` or `tcp`.

@@ -20,6 +20,7 @@ from deploy.cli.command_layout import lay_out
 from deploy.cli.convert import convert
 from deploy.cli.data import Skip
 from deploy.cli.data import app as data_tools
+from deploy.cli.deploy_commands import app as deploy_commands
 from deploy.cli.experiments import app as experiments
 from deploy.cli.jobs import add_to as add_jobs
 from deploy.cli.plot import plot
@@ -34,10 +35,11 @@ from deploy.terminal_text import print_text
 from ps import __version__
 from ps.build_id import build_id
 from ps.logs import LEVELS, LogSettings, set_up
+from ps.transport.addresses import LAST_PORT
 from shards.errors import BadInput, DownpourError
 from shards.plurals import format_count
 from worker.data.read_options import MAX_SKIPPED
-from worker.job.options import LAST_PORT, LONGEST_S
+from worker.job.options import LONGEST_S
 
 app = typer.Typer(
     name="downpour",
@@ -242,6 +244,7 @@ app.command()(reshard)
 app.add_typer(snapshots, name="snapshots")
 app.add_typer(data_tools, name="data")
 app.add_typer(experiments, name="exp")
+app.add_typer(deploy_commands, name="deploy")
 add_service(app)
 add_jobs(app)
 

@@ -9,7 +9,7 @@ import typer
 
 from deploy.cli.connection import DEFAULT_PORT, require_service
 from deploy.cli.train import declare
-from worker.job.options import LAST_PORT
+from ps.transport.addresses import LAST_PORT
 
 DEFAULT_SLOTS = max(8, os.cpu_count() or 1)
 

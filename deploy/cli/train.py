@@ -14,7 +14,7 @@ import typer
 from deploy.run.settings import Clusters, RunFiles, TrainSettings
 from shards.errors import BadInput
 from shards.plurals import format_count
-from worker.job.option_fields import Declared, list_options
+from worker.job.option_fields import Declared, Options, list_options
 from worker.job.options import (
     LinkOptions,
     ShardRuntime,
@@ -50,12 +50,17 @@ _UNSET = "With --resume: reset this option to its default, e.g. `--unset ray`. R
 def train_parameters(*more: inspect.Parameter) -> Iterator[inspect.Parameter]:
     """The options of a run, as Typer reads them; `more` follow those of its files."""
     for subject, panel in _SUBJECTS.items():
-        for option in list_options(subject).values():
-            yield _parameter(
-                option.name, _kind(option), option.option.text, panel, option.default_text
-            )
+        yield from list_parameters(subject, panel)
         if subject is RunFiles:
             yield from more
+
+
+def list_parameters(
+    subject: type[Options], panel: str | None = None
+) -> Iterator[inspect.Parameter]:
+    """The options of a subject, as Typer reads them."""
+    for option in list_options(subject).values():
+        yield _parameter(option.name, _kind(option), option.option.text, panel, option.default_text)
 
 
 def _kind(option: Declared) -> type:
@@ -63,7 +68,7 @@ def _kind(option: Declared) -> type:
 
 
 def _parameter(
-    name: str, kind: type, text: str, panel: str, shown: str | None = None
+    name: str, kind: type, text: str, panel: str | None, shown: str | None = None
 ) -> inspect.Parameter:
     """A parameter; its help text ends in the default that applies if it is not given.
 

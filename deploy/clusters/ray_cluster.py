@@ -34,9 +34,9 @@ from ps.shared_memory.shm_files import ray_folder
 from ps.snapshots.private_files import check_private
 from ps.transport.addresses import check_reachable
 from shards.errors import BadInput, GiveUp, WrongBuild
+from worker.job.network import DriverNetwork
 from worker.spark.code_archive import PACKAGES
 
-NAMESPACE = "downpour"
 _TRIAL_S = 120.0  # a client of ray:// waits until a server of its own has started
 # Ray forks that server while gRPC threads are running, and sometimes it crashes at once.
 _STILLBORN = "Starting Ray client server failed"
@@ -49,7 +49,9 @@ _OBJECT_STORE_BYTES = 80 << 20  # Ray's least: gradients travel over ZeroMQ, nev
 
 
 @contextmanager
-def connect(address: str | None, cpus: int) -> Iterator[str]:
+def connect(
+    address: str | None, cpus: int, namespace: str = DriverNetwork.namespace
+) -> Iterator[str]:
     """Connect this process to Ray for the duration of the context; yields the head's address.
 
     `address` None starts an embedded Ray with `cpus` logical CPUs. Otherwise it names a running
@@ -65,7 +67,7 @@ def connect(address: str | None, cpus: int) -> Iterator[str]:
     if ray.is_initialized():
         raise BadInput("Ray", expected="no connection in this process", got="one that is open")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    with _start_embedded(cpus) if address is None else _running(address) as head:
+    with _start_embedded(cpus) if address is None else _running(address, namespace) as head:
         yield head
 
 
@@ -74,6 +76,7 @@ def _start_embedded(cpus: int) -> Iterator[str]:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     with ray_folder() as folder:
         options = {
+            "namespace": DriverNetwork.namespace,
             "num_cpus": cpus,
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
@@ -134,12 +137,12 @@ def _start(folder: Path, options: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _running(address: str) -> Iterator[str]:
+def _running(address: str, namespace: str) -> Iterator[str]:
     _try(address)
     # The nodes have the libraries, but perhaps not this build of our code.
     code = [str(files(package)) for package in PACKAGES if package != "deploy"]
     try:
-        yield _init(address, runtime_env={"py_modules": code})
+        yield _init(address, namespace=namespace, runtime_env={"py_modules": code})
     finally:
         ray.shutdown()
 
@@ -148,9 +151,7 @@ def _init(address: str, **options: Any) -> str:
     """Call ray.init quietly and preserve the SIGTERM handler; returns the head's address."""
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        context = _ray_init(
-            address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options
-        )
+        context = _ray_init(address, log_to_driver=False, logging_level="ERROR", **options)
     except Exception as error:
         # For a timeout at its start, Ray raises a plain Exception.
         if not isinstance(error, ConnectionError | OSError | RuntimeError | ValueError):

@@ -109,12 +109,21 @@ def start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spar
 
         progress.starting("Ray" if settings.ray is None else f"Ray at {settings.ray}")
         with defer_interrupt():
-            stack.enter_context(ray_cluster.connect(settings.ray, cpus=settings.shards))
+            stack.enter_context(
+                ray_cluster.connect(settings.ray, settings.shards, settings.namespace)
+            )
     where = (
         "" if settings.spark is None else f" at {spark_settings.hide_url_options(settings.spark)}"
     )
     progress.starting(f"Spark{where}")
     with defer_interrupt():
         return stack.enter_context(
-            spark.start_session(settings.spark, settings.workers, app="downpour", env=java)
+            spark.start_session(
+                settings.spark,
+                settings.workers,
+                app=settings.app_name,
+                env=java,
+                conf=settings.spark_conf(),
+                start_s=settings.start_s,
+            )
         )

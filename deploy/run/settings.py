@@ -17,11 +17,13 @@ from ps.durability import Durability
 from ps.launch.launcher import Placement
 from ps.replication.coordinator_server import SILENCE_S
 from ps.snapshots import checked_json
+from ps.transport.addresses import LAST_PORT
 from ps.wal.autosave import ROLLBACK_S
 from shards import argument_checks
 from shards.errors import UNDECODABLE, BadInput
+from worker.job.network import DriverNetwork
 from worker.job.option_fields import Options, list_options, option
-from worker.job.options import LAST_PORT, LONGEST_S, TrainOptions, foreign_options
+from worker.job.options import LONGEST_S, TrainOptions, foreign_options
 
 DATA = (
     "IDX or Parquet files, an LMDB or LevelDB, an image list, a folder of images for each class, or"
@@ -77,7 +79,7 @@ class RunFiles(Options):
     )  # fmt: skip
 
 
-class Clusters(Options):
+class Clusters(DriverNetwork):
     """The clusters that a run uses. None is an embedded one."""
 
     workers: int = option(
@@ -177,10 +179,29 @@ def options_without_effect(settings: Mapping[str, Any]) -> dict[str, str]:
         out["silence_s"] = f"expected --durability replicated, got {durability}"
     if settings["rollback_s"] != ROLLBACK_S and durability is not Durability.MEMORY:
         out["rollback_s"] = f"expected --durability memory, got {durability}"
+    for name in ("coordinator_port", "copy_ports"):
+        if settings[name] and durability is not Durability.REPLICATED:
+            out[name] = f"expected --durability replicated, got {durability}"
     if settings["logs"] is not None and not durability.keeps_log:
         out["logs"] = f"expected --durability process or logged, got {durability}"
+    out |= _idle_addresses(settings)
     foreign = foreign_options(settings["strategy"])
     return out | {name: why for name, why in foreign.items() if settings[name] is not None}
+
+
+def _idle_addresses(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of addresses and names that Ray and Spark have no use for, with the reason."""
+    out = {}
+    own, default = list_options(DriverNetwork), DriverNetwork()
+    url = settings["spark"]
+    for name in own.keys() - {"namespace", *(("app_name", "start_s") if url else ("app_name",))}:
+        if settings[name] != getattr(default, name) and (url is None or url.startswith("sc://")):
+            out[name] = "expected --spark with a master, " + (
+                "got a Spark Connect server" if url else "got none"
+            )
+    if settings["namespace"] != default.namespace and settings["ray"] is None:
+        out["namespace"] = "expected --ray, got none"
+    return out
 
 
 def option_name(name: str) -> str:

@@ -33,25 +33,25 @@ from ps.replication.replica_server import ReplicaServer
 from ps.security.keys import KeyPair, load_or_create_keys
 from ps.server.refusing_server import RefusingServer
 from ps.server.server import ShardServer
-from ps.transport.addresses import local_address, public_endpoint
+from ps.transport.advertised_address import advertise
 from ps.transport.server_thread import ServerThread
 from ps.wal.autosave import Autosaves
 from ps.wal.writer import WriteAheadLog
 from shards.errors import BadInput, DownpourError
 
 
-def make_server(order: Launch, address: str) -> tuple[ServerThread, str]:
+def make_server(order: Launch, node: str | None = None) -> tuple[ServerThread, str]:
     """Make the server for an order, without starting it; returns it and its endpoint for others.
 
-    `address` is this machine's.
+    `node` is the address by which Ray knows this host.
     """
     match order:
         case ShardLaunch():
             shard = make_shard(order)
-            return shard, public_endpoint(shard.endpoint, address)
+            return shard, _endpoint_of(order, shard.endpoint, node)
         case RefusalLaunch():
             refusing = make_refusing_server(order)
-            return refusing, public_endpoint(refusing.endpoint, address)
+            return refusing, _endpoint_of(order.shard, refusing.endpoint, node)
         case CopyLaunch():
             copy = ReplicaServer(
                 order.spec,
@@ -60,7 +60,8 @@ def make_server(order: Launch, address: str) -> tuple[ServerThread, str]:
                 order.bind,
                 order.admission,
                 plaintext=order.admission is None,
-                address=address,
+                advertised=order.advertised,
+                node=node,
             )
             return copy, copy.endpoint
         case CoordinatorLaunch():
@@ -73,7 +74,14 @@ def make_server(order: Launch, address: str) -> tuple[ServerThread, str]:
                 admission=order.admission,
                 plaintext=order.admission is None,
             )
-            return coordinator, public_endpoint(coordinator.endpoint, address)
+            return coordinator, _endpoint_of(order, coordinator.endpoint, node)
+
+
+def _endpoint_of(order: ShardLaunch | CoordinatorLaunch, bound: str, node: str | None) -> str:
+    try:
+        return advertise(bound, order.advertised, node)
+    except BadInput as error:
+        raise error.within(order.name) from None
 
 
 def make_shard(order: ShardLaunch) -> ShardServer:
@@ -141,7 +149,7 @@ def main() -> int:
         return 0
     send_to_parent(**log_fields(order))
     try:
-        server, endpoint = make_server(order, local_address())
+        server, endpoint = make_server(order)
         with server:
             send(answers, Listening(endpoint, build_id(), server.empty))
             threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()

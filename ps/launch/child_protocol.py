@@ -14,6 +14,7 @@ import msgspec
 from ps.durability import Durability
 from ps.launch.launch_plan import ShardDevice
 from ps.security.authorization import Admission
+from ps.transport.advertised_address import Advertised
 from ps.transport.transports import Transport
 from shards.spec import ShardSpec
 
@@ -38,7 +39,8 @@ class ShardLaunch(_OfShard, frozen=True):
     has created that folder, so a machine that lacks it is refused. A shard without a WAL has a
     folder of its own, `saves`, a path relative to the folder for temporary files of the machine
     where it runs: for its key, and for the autosaves that it makes every `rollback_s` seconds,
-    unless that is 0, if it is to be restarted. An order holds no secret.
+    unless that is 0, if it is to be restarted. `advertised` decides the address that clients are
+    given. An order holds no secret.
     """
 
     bind: str
@@ -50,6 +52,7 @@ class ShardLaunch(_OfShard, frozen=True):
     seen: bool = False
     saves: str | None = None
     rollback_s: float = 0.0
+    advertised: Advertised = Advertised()
 
     @property
     def restarts(self) -> bool:
@@ -87,6 +90,7 @@ class CopyLaunch(_OfShard, frozen=True):
     coordinator: str
     bind: str
     admission: Admission | None = None
+    advertised: Advertised = Advertised()
 
 
 class CoordinatorLaunch(msgspec.Struct, frozen=True, tag=True):
@@ -102,6 +106,7 @@ class CoordinatorLaunch(msgspec.Struct, frozen=True, tag=True):
     bind: str
     silence_s: float
     admission: Admission | None = None
+    advertised: Advertised = Advertised()
 
 
 Launch = ShardLaunch | RefusalLaunch | CopyLaunch | CoordinatorLaunch

@@ -20,7 +20,8 @@ from ps.job_spec import check_specs
 from ps.replication.coordinator_server import SILENCE_S
 from ps.replication.heartbeat import BEAT_S
 from ps.security.authorization import Admission, issue
-from ps.transport.addresses import numeric, on_this_host
+from ps.transport.addresses import LAST_PORT, numeric, on_this_host
+from ps.transport.advertised_address import Advertised, network_id, parse_advertised
 from ps.transport.transports import Transport, transport_named
 from ps.wal.autosave import ROLLBACK_S
 from shards import argument_checks
@@ -31,7 +32,7 @@ from shards.spec import ShardSpec
 
 START_S = 120.0  # On a busy machine importing Ray alone may take a minute.
 _RECOVERED_BYTES_S = 10e6  # of state per second of replay, at least; idle machines reach 130e6
-_LAST_PORT = 65535
+_PORTS_A_SHARD = 6  # of two copies and a replacement, for clients and for each other
 _BEATS = 4  # least number of missed beats after which a copy counts as dead
 
 
@@ -47,6 +48,9 @@ class LaunchOptions(TypedDict, total=False):
 
     host: str
     port: int
+    advertise: str | None
+    coordinator_port: int
+    copy_ports: str | None
     transport: Transport | str
     device: ShardDevice | str
     secure: bool | None
@@ -61,6 +65,10 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One shard for each of the `specs`; raises BadInput naming an invalid field.
 
     - `host`, `port`: shard i listens on `port + i` of `host`; port 0 picks free ones.
+    - `advertise`: the address that clients are given, HOST or HOST:PORT, with PORT for shard 0;
+      None: chosen by each shard's host (advertised_address.py), best one that reaches `peer`.
+    - `coordinator_port`, `copy_ports`: of replicated shards; 0 and None pick free ones. A range
+      such as 7500-7599 has at least 6 ports for each shard.
     - `transport`: offered to workers on the shard's host, as well as TCP.
     - `device`: what holds the weights.
     - `secure`: use CURVE and admit only holders of keys; None: if other hosts can reach `host`.
@@ -74,6 +82,10 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     specs: Sequence[ShardSpec]
     host: str = "127.0.0.1"
     port: int = 0
+    advertise: str | None = None
+    peer: str | None = None
+    coordinator_port: int = 0
+    copy_ports: str | None = None
     transport: Transport = Transport.AUTO
     device: ShardDevice = ShardDevice.CPU
     secure: bool | None = None
@@ -95,10 +107,12 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         structs.force_setattr(
             self, "host", numeric("host", argument_checks.name("host", self.host))
         )
-        most = _LAST_PORT + 1 - len(self.specs)
+        most = LAST_PORT + 1 - len(self.specs)
         if not 0 <= argument_checks.whole("port", self.port) <= most:
             count = len(self.specs)
             raise BadInput("port", expected=f"0 to {most} for {count} shards", got=self.port)
+        argument_checks.whole("coordinator_port", self.coordinator_port, 0, LAST_PORT)
+        self._check_addresses()
         if self.secure is not None:
             argument_checks.flag("secure", self.secure)
         argument_checks.flag("logs_apart", self.logs_apart)
@@ -119,6 +133,33 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     def bind(self, shard: int) -> str:
         """The address that the shard binds."""
         return f"tcp://{self.host}:{self.port + shard if self.port else '*'}"
+
+    @property
+    def coordinator_bind(self) -> str:
+        """The address that the coordinator of replicated shards binds."""
+        return f"tcp://{self.host}:{self.coordinator_port or '*'}"
+
+    @property
+    def copy_bind(self) -> str:
+        """The address that each copy of a replicated shard binds twice, perhaps with a range."""
+        return f"tcp://{self.host}:{self.copy_ports or '*'}"
+
+    def advertised(self, shard: int = 0) -> Advertised:
+        """The launcher's part in the choice of the address that the shard's clients are given."""
+        host, port = (
+            parse_advertised("advertise", self.advertise) if self.advertise else (None,) * 2
+        )
+        return Advertised(host, port + shard if port else None, self.peer, network_id())
+
+    def _check_addresses(self) -> None:
+        if self.advertise is not None:
+            _, port = parse_advertised("advertise", self.advertise)
+            if port and not self.port:
+                expected = "port, too, as the ports that shards listen on"
+                raise BadInput(f"advertise {self.advertise}", expected=expected, got="none")
+        if self.copy_ports is not None:
+            first, last = parse_port_range("copy_ports", self.copy_ports)
+            check_copy_ports("copy_ports", last + 1 - first, len(self.specs))
 
     def issue_keys(self) -> tuple[Access | None, Admission | None]:
         """New keys for the job, and the admission for its shards; None if anybody may enter."""
@@ -150,6 +191,24 @@ def plan_of(specs: Sequence[ShardSpec], options: LaunchOptions) -> LaunchPlan:
     plan = LaunchPlan(specs=specs, **options)  # type: ignore[arg-type]  # it converts them
     check_log_folder(plan.logs, plan.durability)
     return plan
+
+
+def parse_port_range(label: str, text: object) -> tuple[int, int]:
+    """The first and the last port of a range such as 7500-7599; raises BadInput naming `label`."""
+    given = argument_checks.text(label, text, "a range of ports, as 7500-7599")
+    first, dash, last = given.partition("-")
+    are_numbers = dash and first.isdecimal() and last.isdecimal() and len(given) <= 11
+    if are_numbers and 0 < int(first) <= int(last) <= LAST_PORT:
+        return int(first), int(last)
+    raise BadInput(label, expected="a range of ports, as 7500-7599", got=f"{given[:80]!r}")
+
+
+def check_copy_ports(label: str, ports: int, shards: int) -> None:
+    """Raise BadInput if there are too few ports for the copies of replicated shards."""
+    least = _PORTS_A_SHARD * shards
+    if ports < least:
+        expected = f"at least {least} ports, {_PORTS_A_SHARD} for each of {shards} shards"
+        raise BadInput(label, expected=expected, got=ports)
 
 
 def check_replicable(port: int, transport: Transport, device: ShardDevice) -> None:
@@ -203,8 +262,13 @@ def check_silence(silence_s: float, lease_s: float, option: str = "silence_s") -
 
 
 def bind_again(bind: str, endpoint: str) -> str:
-    """The address for a restarted process to bind: the host of `bind`, the port of `endpoint`."""
-    return f"{bind.rpartition(':')[0]}:{endpoint.rpartition(':')[2]}"
+    """The address for a restarted process to bind: the host of `bind`, and its port.
+
+    If that was any free one, it is the port of `endpoint`. A NAT may change the port of an endpoint
+    that is advertised, but then the bound one is fixed.
+    """
+    host, _, port = bind.rpartition(":")
+    return bind if port.isdecimal() else f"{host}:{endpoint.rpartition(':')[2]}"
 
 
 def place_of(device: ShardDevice) -> Backend:

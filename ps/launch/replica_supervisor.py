@@ -73,8 +73,8 @@ def supervise(
 ) -> Iterator["ReplicatedShards"]:
     """Start a coordinator and two copies of each shard in `plan`; end them on leaving.
 
-    Returns when each shard has a backup. All listen on free ports of `plan.host`; where that is
-    0.0.0.0, each is published under its own machine's address. `record` is the path of the
+    Returns when each shard has a backup. All listen on `plan.host`; where that is 0.0.0.0, each is
+    published under its own machine's address. `record` is the path of the
     coordinator's record on the machine where it runs. A copy counts as dead after `plan.silence_s`
     of silence, or at once if its connection breaks.
     Raises BadInput when an address is unavailable, GiveUp with the cause when a process does not
@@ -101,10 +101,16 @@ class ReplicatedShards:
     def __init__(self, plan: LaunchPlan, starts: ProcessFactory, record: str) -> None:
         self._specs = plan.specs
         self._starts = starts
-        self._bind = plan.bind(0)
+        self._bind, self._advertised = plan.copy_bind, plan.advertised()
         self._access, self._admission = plan.issue_keys()
         self._order = CoordinatorLaunch(
-            plan.specs[0].job, len(plan.specs), record, self._bind, plan.silence_s, self._admission
+            plan.specs[0].job,
+            len(plan.specs),
+            record,
+            plan.coordinator_bind,
+            plan.silence_s,
+            self._admission,
+            self._advertised,
         )
         self._coordinator_at = ""
         self._keys: dict[int, str] = {}  # by boot number, of copies that have reported
@@ -196,7 +202,7 @@ class ReplicatedShards:
         until = time.monotonic() + _START_S
         self._coordinator = self._starts.coordinator(self._order)
         self._coordinator_at = self._coordinator.endpoint(until)
-        self._order = replace(self._order, bind=bind_again(self._bind, self._coordinator_at))
+        self._order = replace(self._order, bind=bind_again(self._order.bind, self._coordinator_at))
         for spec in (*self._specs, *self._specs):
             self._offer(spec.shard)
         for boot, (_, process) in list(self._copies.items()):
@@ -367,7 +373,12 @@ class ReplicatedShards:
         self._boot = max(self._boot + 1, time.time_ns() // 1000)
         self._offered[shard] = self._boot, time.monotonic()
         order = CopyLaunch(
-            self._specs[shard], self._boot, self._coordinator_at, self._bind, self._admission
+            self._specs[shard],
+            self._boot,
+            self._coordinator_at,
+            self._bind,
+            self._admission,
+            self._advertised,
         )
         self._copies[self._boot] = shard, self._starts.copy(order, self._other_copies(shard))
 

@@ -128,6 +128,7 @@ def single_copies(
                 seen,
                 saved,
                 plan.autosave_s,
+                plan.advertised(spec.shard),
             )
             for spec, folder, saved in zip(plan.specs, folders, saves, strict=True)
         ]

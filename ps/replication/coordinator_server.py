@@ -26,7 +26,7 @@ from ps.security.zap import ZapAuthenticator
 from ps.server.frontend import HANDSHAKE_MS
 from ps.socket_context import SocketContext
 from ps.transport import coordinator_messages
-from ps.transport.addresses import is_private
+from ps.transport.addresses import bind_socket, is_private
 from ps.transport.coordinator_messages import (
     AdmitCopies,
     AssignmentNotice,
@@ -129,13 +129,12 @@ class CoordinatorServer(ServerThread):
         )
         drop_with(self, context, (self._socket, self._accepted.events))
         try:
-            self._socket.bind(bind)
+            self.endpoint: str = bind_socket(self._socket, bind)
         except zmq.ZMQError as error:
             context.destroy(linger=0)
             self._record.close()
             reason = f"cannot listen on {bind!r}: {zmq.strerror(error.errno or 0)}"
             raise BadInput(f"coordinator {reason}") from None
-        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         if not (admission or plaintext or is_private(self.endpoint)):
             context.destroy(linger=0)
             self._record.close()

@@ -21,6 +21,7 @@ from ps.server.frontend import router_options
 from ps.server.sockets import max_arrays_bytes
 from ps.socket_context import SocketContext
 from ps.transport import coordinator_messages
+from ps.transport.addresses import bind_socket
 from ps.transport.coordinator_messages import PeerMessage
 from ps.transport.malloc_tuning import HeapTrimmer
 from ps.transport.send_tracker import SendTracker
@@ -76,13 +77,12 @@ class PeerLink:
             max_frames=_MAX_FRAMES,
         )
         try:
-            self.socket.bind(bind)
+            bound = bind_socket(self.socket, bind)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             reason = f"cannot listen on {bind!r}: {zmq.strerror(error.errno or 0)}"
             raise BadInput(f"a copy of a shard {reason}") from None
         drop_with(self, self._context, (*self.sockets, self._accepted.events))
-        bound = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.endpoint = bound if keys is None else pin_key(bound, keys.public)
         self._links: dict[int, zmq.Socket[bytes]] = {}
         self._leaving = SendTracker()

@@ -17,7 +17,8 @@ from ps.security.authorization import Admission
 from ps.security.keys import KeyPair, address_of
 from ps.server.frontend import ShardFrontend
 from ps.socket_context import SocketContext
-from ps.transport.addresses import HOST_NAME, public_endpoint
+from ps.transport.addresses import HOST_NAME
+from ps.transport.advertised_address import Advertised, advertise
 from ps.transport.coordinator_messages import Heartbeat
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
@@ -45,13 +46,14 @@ class ReplicaServer(ServerThread):
         admission: Admission | None = None,
         *,
         plaintext: bool = False,
-        address: str = "127.0.0.1",
+        advertised: Advertised = Advertised(),  # noqa: B008  # frozen
+        node: str | None = None,
     ) -> None:
         """Bind two ports at `bind`, for clients and for the peer; raises BadInput.
 
         If other hosts can reach the ports, `admission` says which keys may connect as clients, and
-        the copy makes its own key here; or `plaintext` admits anybody. `address` is published if
-        the copy listens on every address.
+        the copy makes its own key here; or `plaintext` admits anybody. `advertised` and
+        `node` decide which addresses it publishes.
         """
         context = SocketContext()
         keys = KeyPair.new() if admission is not None else None
@@ -70,9 +72,9 @@ class ReplicaServer(ServerThread):
         pinned = address_of(coordinator).key
         self._peers = PeerLink(spec.job, boot, floats, bind, keys, pinned, spec.workers)
         super().__init__(f"copy-{boot}", context, logger(__name__, job=spec.job, shard=spec.shard))
-        self.endpoint = public_endpoint(self._shard_endpoint.endpoint, address)
+        self.endpoint = advertise(self._shard_endpoint.endpoint, advertised, node)
         first = Beat(spec.shard, boot, 0)
-        peer = public_endpoint(self._peers.endpoint, address)
+        peer = advertise(self._peers.endpoint, advertised, node)
         self._report = Heartbeat(spec.job, first, self.endpoint, peer)
         self.replica = ShardReplica(spec.shard, boot, partial(_empty_shard, spec, boot))
         self._reporter = HeartbeatSender(context, coordinator, str(boot), self._report, keys)

@@ -18,7 +18,7 @@ from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair, pin_key, serve_with
 from ps.security.zap import ZapAuthenticator
 from ps.transport import multipart
-from ps.transport.addresses import is_private
+from ps.transport.addresses import bind_socket, is_private
 from ps.transport.transports import Transport, UnixSocketFolder
 from ps.transport.unfinished_messages import Accepted
 from shards.errors import BadInput
@@ -180,8 +180,7 @@ class ShardSockets:
         return socket
 
     def _bind(self, bind: str) -> str:
-        self._routers[0].bind(bind)
-        return str(self._routers[0].getsockopt_string(zmq.LAST_ENDPOINT))
+        return bind_socket(self._routers[0], bind)
 
     def _open_unix_socket(self, spec: ShardSpec, transport: Transport) -> UnixSocketFolder | None:
         """A Unix socket in addition to TCP; None if not wanted or not available."""

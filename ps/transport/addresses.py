@@ -4,6 +4,7 @@ The checks run before a call to a library that would take a minute to report the
 """
 
 import errno
+import re
 import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -14,8 +15,8 @@ from ps.socket_context import SocketContext
 from shards.errors import BadInput
 
 REACH_S = 10.0
-_EVERY_ADDRESS = "0.0.0.0"
-_LAST_PORT = 65_535
+LAST_PORT = 65_535
+_RANGE = re.compile(r"(tcp://.+):(\d+)-(\d+)")
 
 
 def check_reachable(
@@ -45,8 +46,8 @@ def check_listen(bind: str, ports: Sequence[int]) -> None:
     any free port. Without ports only the host is checked.
     """
     for port in ports:
-        if not 0 <= port <= _LAST_PORT:
-            raise BadInput(f"expected ports from 0 to {_LAST_PORT}, got {port}")
+        if not 0 <= port <= LAST_PORT:
+            raise BadInput(f"expected ports from 0 to {LAST_PORT}, got {port}")
     with SocketContext() as context:
         for port in ports or (0,):
             with context.socket(zmq.ROUTER) as trial:
@@ -106,17 +107,21 @@ def is_private(endpoint: str) -> bool:
     return kind == "ipc" or on_this_host(rest.rpartition(":")[0])
 
 
-def local_address() -> str:
-    """This machine's IPv4 address as others see it; 127.0.0.1 when it has no route to others."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # A range reserved for documentation; connecting a datagram socket sends nothing.
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
+def bind_socket(socket: "zmq.Socket[bytes]", address: str) -> str:
+    """Bind a ZeroMQ address, with a range of ports such as 7500-7599 the first that is free.
 
-
-def public_endpoint(endpoint: str, local_address: str) -> str:
-    """The endpoint as others reach it: 0.0.0.0 is replaced by this host's own address."""
-    return endpoint.replace(_EVERY_ADDRESS, local_address)
+    Returns the endpoint; raises zmq.ZMQError.
+    """
+    ports = _RANGE.fullmatch(address)
+    if ports is None:
+        socket.bind(address)
+    else:
+        first, last = int(ports[2]), int(ports[3])
+        for port in range(first, last + 1):
+            try:
+                socket.bind(f"{ports[1]}:{port}")
+                break
+            except zmq.ZMQError as error:
+                if error.errno != errno.EADDRINUSE or port == last:
+                    raise
+    return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))

@@ -24,13 +24,17 @@ from shards.errors import DownpourError
 from worker.spark import run_tasks, start_session
 from worker.spark import session as spark
 
+_BUSY_S = 250.0  # `refused` alone tries a short limit; a busy machine needs more
+
 
 def seen(url: str | None, *, kill: bool = False, gpus: bool = False) -> dict[str, Any]:
     """One session with one small Arrow job, with `gpus` one more; with `kill` its JVM is killed
     before leaving.
     """
     before = _process_state()
-    with start_session(url, 2, app="one session", env=spark_environment()) as session:
+    with start_session(
+        url, 2, app="one session", env=spark_environment(), start_s=_BUSY_S
+    ) as session:
         frame = session.range(4, numPartitions=2)
         rows = frame.mapInArrow(_look, "seen string").collect()
         found: dict[str, Any] = {
@@ -75,7 +79,6 @@ def _gpus(session: Any) -> list[list[str]]:
 def refused() -> dict[str, Any]:
     """What a dead port and a silent one answer to each kind of URL, and what a broken Java does."""
     spark.REACH_S = 1.0  # type: ignore[attr-defined]  # the door's own copy of the limit
-    spark._START_S = 3.0
     with socket.socket() as dead, socket.create_server(("127.0.0.1", 0)) as silent:
         dead.bind(("127.0.0.1", 0))
         told = {}
@@ -94,7 +97,7 @@ def refused() -> dict[str, Any]:
 
 def _refusal(url: str | None, env: Mapping[str, str]) -> str:
     try:
-        with start_session(url, 2, app="refused", env=env):
+        with start_session(url, 2, app="refused", env=env, start_s=3.0):
             return "a session"
     except DownpourError as error:
         return f"{type(error).__name__}: {error}"
@@ -141,7 +144,6 @@ def _process_state() -> Any:
 
 if __name__ == "__main__":
     what, url = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
-    spark._START_S = 250.0  # Ours is tried by `refused` alone; a busy machine wants more of it.
     match what:
         case "twice":
             print(json.dumps([seen(url), seen(url, kill=True)]))

@@ -156,6 +156,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
         "seed=x",
     ),
     "port": (*_WHOLE, -1, 65536, 10**6),
+    "advertised": (*_TEXT, "", ":7", "h:0", "h:65536", "0.0.0.0", "a b", "a\nb", "h:1:2"),
+    "ports": (*_TEXT, "", "7500", "0-5", "7-6", "1-65536", "a-b", "-"),
     "stripes": (*_WHOLE[:-6], 0, -1, 17, 10**9),
     "device": (*_TEXT, "", "tpu", "gpu:", "gpu:-1", "gpu:x", "cpu:0", "a\nb"),
     "steps": (*_ANY, None, 3, "a", [1.5], ["a"], [3, 1]),

@@ -9,12 +9,18 @@ from msgspec.structs import fields, replace
 
 from cupy_kernels.types import Precision
 from ps.durability import Durability
-from ps.launch.launch_plan import ShardDevice, check_replicable, check_silence
+from ps.launch.launch_plan import (
+    ShardDevice,
+    check_copy_ports,
+    check_replicable,
+    check_silence,
+    parse_port_range,
+)
 from ps.launch.launcher import Placement
 from ps.replication.coordinator_server import SILENCE_S
 from ps.session.compression import NONE, PULLS, PUSHES, Compression
 from ps.snapshots.catalog import Retention
-from ps.transport.addresses import on_this_host
+from ps.transport.addresses import LAST_PORT, on_this_host
 from ps.transport.link_model import LinkModel, parse_link
 from ps.transport.transports import Transport
 from ps.wal.autosave import ROLLBACK_S
@@ -23,6 +29,7 @@ from shards.aggregation import Round, StaleLimit, stale_limit_of
 from shards.errors import BadInput
 from shards.live_settings import check_factor
 from worker.data.read_options import MAX_SKIPPED
+from worker.job.network import ShardNetwork
 from worker.job.option_fields import Options, Parsed, option
 from worker.strategies import (
     STRATEGIES,
@@ -39,7 +46,6 @@ from worker.training.training_loop import SEEDS
 DEFAULT_SEED = 1
 """The seed of a run for which none is given."""
 NO_BOUND = "inf"
-LAST_PORT = 65535
 MAX_COUNT = 2**31 - 1
 """The largest count of anything that an option accepts."""
 LONGEST_S = 7 * 86400.0
@@ -77,10 +83,6 @@ def _wait(label: str, value: object) -> float:
     if not 0 < seconds <= LONGEST_S:
         raise argument_checks.wrong(label, expected, seconds)
     return seconds
-
-
-def _port(label: str, value: object) -> int:
-    return argument_checks.whole(label, value, 0, LAST_PORT)
 
 
 def _every(label: str, value: object) -> str:
@@ -248,11 +250,11 @@ class WorkerRuntime(Options):
         return parse_device(otherwise if self.device is None else self.device)
 
 
-class ShardRuntime(Options):
+class ShardRuntime(ShardNetwork):
     """The shards: how many, where, what they store their weights on, and what they survive.
 
-    They listen on the host `bind`, from `port` upwards (0: any free port). Where other hosts can
-    reach them, they use CURVE and admit only this job's workers, unless `plaintext` is set.
+    Where other hosts can reach them, they use CURVE and admit only this job's workers, unless
+    `plaintext` is set.
     """
 
     shards: int = option("Parameter servers.", default=1, least=1, most=LAST_PORT)
@@ -263,13 +265,6 @@ class ShardRuntime(Options):
     shard_device: Parsed[ShardDevice, str] = option(
         "What stores the shards' weights and updates them: cpu or gpu.", default=ShardDevice.CPU
     )
-    bind: str = option(
-        "The IPv4 address that shards listen on.", default="127.0.0.1", check=argument_checks.name
-    )
-    port: int = option(
-        "The first shard's port; each further one is 1 higher.",
-        default=0, shown="any", check=_port,
-    )  # fmt: skip
     plaintext: bool = option(
         "Leave out encryption and keys where --bind is beyond loopback.", default=False
     )
@@ -310,12 +305,20 @@ class ShardRuntime(Options):
         last = LAST_PORT + 1 - self.shards
         if not 0 <= self.port <= last:
             raise BadInput(self.label_option("port"), expected=f"0 to {last}", got=self.port)
-        if ":" in self.bind or not self.bind.strip():
-            raise BadInput(
-                self.label_option("bind"), expected="an IPv4 address", got=f"{self.bind!r}"
-            )
         if self.durability is Durability.REPLICATED:
             check_silence(self.silence_s, self.lease_s, self.label_option("silence_s"))
+            if self.copy_ports is not None:
+                label = self.label_option("copy_ports")
+                first, last = parse_port_range(label, self.copy_ports)
+                check_copy_ports(label, last + 1 - first, self.shards)
+        else:
+            for name in ("coordinator_port", "copy_ports"):
+                if getattr(self, name):
+                    raise BadInput(
+                        f"{self.label_option(name)} {getattr(self, name)}",
+                        expected=f"{self.label_option('durability')} replicated",
+                        got=self.durability,
+                    )
 
 
 class LinkOptions(Options):

@@ -99,12 +99,12 @@ def run_job(
         notify(change)
     if source is None:
         columns = check_columns(df, job.columns) if job.function is None else []
-        df = deal_rows(df, job.workers, even=even, columns=columns)
+        df = deal_rows(df, job.workers, even=even, columns=columns, loopback=job.on_loopback)
     else:
-        check_pythons(df)
+        check_pythons(df, loopback=job.on_loopback)
     if line := _too_few_slots(job, spark.task_slots(df)):
         notify(line)
-    with shards_of(specs, job, inputs, notify) as job_shards:
+    with shards_of(specs, job, inputs, notify, spark.master_host(df)) as job_shards:
         cluster = job_shards.cluster
         if observer is not None:
             observer.started(cluster, initial_state.versions(inputs.beginning))
@@ -139,13 +139,20 @@ def run_job(
 
 @contextmanager
 def shards_of(
-    specs: Sequence[ShardSpec], job: Job, inputs: JobInputs, notify: Callable[[str], None]
+    specs: Sequence[ShardSpec],
+    job: Job,
+    inputs: JobInputs,
+    notify: Callable[[str], None],
+    peer: str | None,
 ) -> Iterator[JobShards]:
-    """The shards of a job that is `settled`, in their initial state; they end with the context."""
+    """The shards of a job that is `settled`, in their initial state; they end with the context.
+
+    `peer` is a host that the workers are near: shards give out the address that reaches it.
+    """
     await_compiler = compile_ahead(job)
     with JobShards(
         specs,
-        _starting(job),
+        _starting(job, peer),
         logs=inputs.logs,
         patience_s=_patience_s(job, inputs.tables),
         notify=notify,
@@ -263,8 +270,8 @@ def _evaluator(
     )
 
 
-def _starting(job: Job) -> Start:
-    """A function that starts shards for this job."""
+def _starting(job: Job, peer: str | None) -> Start:
+    """A function that starts shards for this job, with addresses that reach the host `peer`."""
     runtime = job.runtime
     return lambda specs, ports, logs: start_shards(
         runtime.shards_in,
@@ -272,6 +279,10 @@ def _starting(job: Job) -> Start:
             specs=specs,
             host=runtime.bind,
             port=runtime.port + ports if runtime.port else 0,
+            advertise=runtime.shift_advertised(ports),
+            peer=peer,
+            coordinator_port=0 if ports else runtime.coordinator_port,
+            copy_ports=runtime.copy_ports,
             transport=job.links.transport,
             device=runtime.shard_device,
             secure=False if runtime.plaintext else None,

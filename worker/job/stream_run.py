@@ -187,13 +187,13 @@ def stream(
     single_row = spark.number_partitions(sdf.sparkSession, 1)
     weights = first_values(tables) if snapshot is None else None
     inputs = prepare(single_row, job, weights, snapshot, None, None)
-    check_pythons(single_row)
+    check_pythons(single_row, loopback=job.on_loopback)
     specs = job.specs(inputs.tables)
     log = logger("worker", job=specs[0].job)
     for change in changes:
         log.warning("%s", change)
     notify: Callable[[str], None] = partial(log.warning, "%s")
-    with shards_of(specs, job, inputs, notify) as job_shards:
+    with shards_of(specs, job, inputs, notify, spark.master_host(single_row)) as job_shards:
         task = task_of(inputs, job, job_shards.cluster)
         batches = _Batches(tables, job, task, job_shards, catalog, snapshot, log)
         query = spark.start_query(

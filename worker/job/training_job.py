@@ -7,6 +7,7 @@ from msgspec import structs
 
 from ps.job_spec import expect_compression, shard_specs
 from ps.session.compression import Compression
+from ps.transport.addresses import on_this_host
 from shards import argument_checks
 from shards.aggregation import StaleLimit
 from shards.errors import BadInput
@@ -74,6 +75,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field, value in _check_fields(self).items():
             structs.force_setattr(self, field, value)
+
+    @property
+    def on_loopback(self) -> bool:
+        """True if only processes of the shards' own host can reach them."""
+        return on_this_host(self.runtime.bind) and self.runtime.advertise is None
 
     @property
     def compression(self) -> Compression | dict[str, Compression]:

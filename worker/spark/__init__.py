@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         source_rows,
         write_frame,
     )
-    from worker.spark.preflight import PartitionRows, check_python, survey
+    from worker.spark.preflight import PartitionRows, check_python, check_same_host, survey
     from worker.spark.session import start_session
     from worker.spark.streams import (
         await_query,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         final_failure,
         interrupt,
         map_tasks,
+        master_host,
         run_tasks,
         runs_here,
         share,
@@ -61,6 +62,7 @@ __all__ = [
     "check_guarded",
     "check_python",
     "check_running",
+    "check_same_host",
     "check_sendable",
     "column_types",
     "deal",
@@ -69,6 +71,7 @@ __all__ = [
     "has_partitions",
     "interrupt",
     "map_tasks",
+    "master_host",
     "number_partitions",
     "partition_count",
     "query_error",
@@ -110,7 +113,7 @@ _HOMES = {
         "source_rows",
         "write_frame",
     ),
-    "worker.spark.preflight": ("PartitionRows", "check_python", "survey"),
+    "worker.spark.preflight": ("PartitionRows", "check_python", "check_same_host", "survey"),
     "worker.spark.session": ("start_session",),
     "worker.spark.streams": (
         "await_query",
@@ -126,6 +129,7 @@ _HOMES = {
         "final_failure",
         "interrupt",
         "map_tasks",
+        "master_host",
         "run_tasks",
         "runs_here",
         "share",

@@ -125,15 +125,19 @@ def _decode_shape(data: bytes, stated: Shape | None, *, certain: bool) -> Shape 
     return stated
 
 
-def check_pythons(df: spark.DataFrame, columns: Sequence[str] = ()) -> list[spark.PartitionRows]:
+def check_pythons(
+    df: spark.DataFrame, columns: Sequence[str] = (), *, loopback: bool = False
+) -> list[spark.PartitionRows]:
     """Raise BadInput unless the Python that Spark runs over `df` can run workers.
 
-    And for a null in one of `columns`. Returns what each partition has, which a small Spark job
-    counts.
+    And for a null in one of `columns`, and, with `loopback`, for an executor on another host than
+    this. Returns what each partition has, which a small Spark job counts.
     """
     parts = spark.survey(df, columns)
     for part in parts:
         spark.check_python(part)
+        if loopback:
+            spark.check_same_host(part)
     for number, name in enumerate(columns):
         if nulls := sum(part.nulls[number] for part in parts):
             raise BadInput(
@@ -151,15 +155,16 @@ def deal_rows(
     *,
     even: bool = False,
     columns: Sequence[str] = (),
+    loopback: bool = False,
 ) -> spark.DataFrame:
     """`df` partitioned so that exactly `workers` partitions have rows.
 
     It is unchanged if that holds already and, with `even`, no partition has more than twice the
     rows of another. Otherwise its rows are dealt evenly. A small Spark job counts the rows, and
-    inspects the Python that runs it. Raises BadInput for a Python that cannot run workers, for a
-    null in one of `columns`, and for fewer rows than workers.
+    inspects the Python that runs it. Raises BadInput as `check_pythons` does, and for fewer rows
+    than workers.
     """
-    parts = check_pythons(df, columns)
+    parts = check_pythons(df, columns, loopback=loopback)
     sizes = [part.rows for part in parts]
     rows, full = sum(sizes), [size for size in sizes if size]
     if not rows:

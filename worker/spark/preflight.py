@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DoubleType, FloatType
 
 from ps.build_id import build_id
+from ps.transport.advertised_address import network_id
 from shards.errors import BadInput, GiveUp
 from worker.spark.failures import BAD_INPUT, PYTHON_REMEDY, SPARK_ERRORS, jvm_gone, task_reason
 from worker.spark.tasks import map_batches, python_of
@@ -31,7 +32,7 @@ class PartitionRows(NamedTuple):
 
     `build` is the build id of this project's code there. `lacks` is the reason why no worker can
     run there, or empty. `nulls` are the rows with a null in each of the columns that were asked
-    for.
+    for. `network` is the `network_id` of the executor, and `host` its name.
     """
 
     rows: int
@@ -39,6 +40,8 @@ class PartitionRows(NamedTuple):
     build: str
     lacks: str
     nulls: Sequence[int] = ()
+    network: str = ""
+    host: str = ""
 
 
 def survey(df: DataFrame, columns: Sequence[str] = ()) -> list[PartitionRows]:
@@ -56,24 +59,35 @@ def survey(df: DataFrame, columns: Sequence[str] = ()) -> list[PartitionRows]:
 
         import pyarrow as pa
 
-        build = lacks = ""
+        build = lacks = network = host = ""
         try:
             import worker.spark.worker_task  # noqa: F401  # all that a worker needs
             from ps.build_id import build_id
 
             build = build_id()
+            from ps.transport.addresses import HOST_NAME
+            from ps.transport.advertised_address import network_id
+
+            network, host = network_id(), HOST_NAME
         except Exception as error:  # noqa: BLE001  # any error means that no worker can start
             lacks = f"{type(error).__name__}: {error}"
         rows, nulls = 0, [0] * count
         for batch in batches:
             rows += batch.num_rows
             nulls = [sum_ + batch.column(n).true_count for n, sum_ in enumerate(nulls)]
-        facts = {"rows": rows, "python": sys.executable, "build": build, "lacks": lacks}
-        yield pa.RecordBatch.from_pylist([facts | {"nulls": nulls}])
+        facts: dict[str, Any] = {
+            "rows": rows,
+            "python": sys.executable,
+            "build": build,
+            "lacks": lacks,
+        }
+        facts |= {"nulls": nulls, "network": network, "host": host}
+        yield pa.RecordBatch.from_pylist([facts])
 
     count = len(columns)
     flags = [f"{_holds_null(df, name)} AS null_{n}" for n, name in enumerate(columns)]
     schema = "rows long, python string, build string, lacks string, nulls array<long>"
+    schema += ", network string, host string"
     try:
         return [
             PartitionRows(*row)
@@ -130,6 +144,17 @@ def check_python(part: PartitionRows) -> None:
                 f"{part.build}: install the same version in both places, or ship "
                 "this one (docs/how-to/clusters.md)"
             ),
+        )
+
+
+def check_same_host(part: PartitionRows) -> None:
+    """Raise BadInput if the executor of `part` would look for 127.0.0.1 on a host of its own."""
+    if part.network != network_id():
+        raise BadInput(
+            "bind",
+            expected=f"an address that the executor on {part.host} can reach",
+            got="one of loopback, which leads each host to itself",
+            hint="give --bind 0.0.0.0 (bind=), or the address to listen on",
         )
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event, Timer, current_thread, main_thread
+from types import MappingProxyType
 from typing import Any
 from warnings import catch_warnings
 
@@ -24,18 +25,24 @@ from pyspark.sql import SparkSession
 
 from ps.shared_memory.shm_files import temporary_folder
 from ps.transport.addresses import REACH_S, check_reachable
+from ps.transport.advertised_address import own_address
 from shards.errors import BadInput, GiveUp
 from worker.spark import settings as spark_settings
 from worker.spark.code_archive import pack_code
 from worker.spark.failures import SPARK_ERRORS, reason
 
-_START_S = 60.0
 _EXIT_S = 15.0
 
 
 @contextmanager
 def start_session(
-    url: str | None, slots: int, *, app: str, env: Mapping[str, str]
+    url: str | None,
+    slots: int,
+    *,
+    app: str,
+    env: Mapping[str, str],
+    conf: Mapping[str, str] = MappingProxyType({}),
+    start_s: float = spark_settings.START_S,
 ) -> Iterator[SparkSession]:
     """A Spark session for as long as the context lasts.
 
@@ -43,7 +50,8 @@ def start_session(
     tasks at a time. `spark://HOST:PORT`, `yarn` and `k8s://HOST:PORT` are masters, `sc://HOST:PORT`
     is a Spark Connect server; this project's code is shipped to their executors. `app` is the name
     that Spark's pages show. `env` is added to the environment of the JVM and of embedded Python
-    workers; deploy.spark_environment finds the Java. The SIGINT handler stays the same.
+    workers; deploy.spark_environment finds the Java. A named master gets the settings `conf`, and
+    `start_s` seconds to start. The SIGINT handler stays the same.
 
     Raises BadInput when the URL is not valid, when no server listens there, and when this process
     already has a session; GiveUp when Spark does not start.
@@ -53,11 +61,17 @@ def start_session(
     with ExitStack() as stack:
         path = stack.enter_context(temporary_folder("spark"))
         stack.enter_context(_without_stacks())
-        yield stack.enter_context(_session(url, slots, app, env, path))
+        yield stack.enter_context(_session(url, slots, app, env, path, conf, start_s))
 
 
 def _session(
-    url: str | None, slots: int, app: str, env: Mapping[str, str], folder: Path
+    url: str | None,
+    slots: int,
+    app: str,
+    env: Mapping[str, str],
+    folder: Path,
+    conf: Mapping[str, str],
+    start_s: float,
 ) -> AbstractContextManager[SparkSession]:
     master = spark_settings.parse_local_master(url, slots)
     if master:
@@ -74,15 +88,19 @@ def _session(
     )
     if url.startswith("sc://"):
         return _connect(url, app, folder)
-    driver_host = None if "SPARK_LOCAL_IP" in os.environ else local_ip
-    settings = spark_settings.cluster(url, app, driver_host)
-    env = spark_settings.cluster_environment(folder, os.environ) | dict(env)
-    return _ship_code(_classic(settings, env, folder), folder)
+    local_ip = local_ip or own_address()
+    settings = spark_settings.cluster(url, app, local_ip, conf, os.environ)
+    env = spark_settings.cluster_environment(folder, os.environ, local_ip) | dict(env)
+    return _ship_code(_classic(settings, env, folder, start_s=start_s), folder)
 
 
 @contextmanager
 def _classic(
-    settings: Mapping[str, str], env: Mapping[str, str], folder: Path, without: Collection[str] = ()
+    settings: Mapping[str, str],
+    env: Mapping[str, str],
+    folder: Path,
+    without: Collection[str] = (),
+    start_s: float = spark_settings.START_S,
 ) -> Iterator[SparkSession]:
     """A session on its own JVM, which ends with the session."""
     master, log = settings["spark.master"], folder / "spark.log"
@@ -92,7 +110,7 @@ def _classic(
         with _change_environment(env, without):
             gateway = _launch(settings, log)
             SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
-            with _limit_start(gateway, master):
+            with _limit_start(gateway, master, start_s):
                 context = _context(gateway)
                 # It would print a traceback when the JVM is killed, which `run_tasks` reports.
                 context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
@@ -146,7 +164,7 @@ def _launch(settings: Mapping[str, str], log: Path) -> Any:
 
 
 @contextmanager
-def _limit_start(gateway: Any, master: str) -> Iterator[None]:
+def _limit_start(gateway: Any, master: str, start_s: float) -> Iterator[None]:
     """Turn a start-up error into one line, and stop waiting for an address that is not a master.
 
     Spark itself asks the master for a minute, then reports an unrelated error. There is no such
@@ -158,13 +176,13 @@ def _limit_start(gateway: Any, master: str) -> Iterator[None]:
         late.set()
         gateway.proc.kill()
 
-    timer = Timer(_START_S, give_up)
+    timer = Timer(start_s, give_up)
     if master.startswith("spark:"):
         timer.start()
     try:
         yield
     except SPARK_ERRORS as error:
-        silence = f"no Spark {pyspark.__version__} master answered in {_START_S:g} s"
+        silence = f"no Spark {pyspark.__version__} master answered in {start_s:g} s"
         why = silence if late.is_set() else reason(error)
         raise GiveUp(f"Spark at {master} did not start: {why}") from None
     finally:

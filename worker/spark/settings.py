@@ -22,6 +22,8 @@ ONE_THREAD = {
 }
 # A killed Python worker is a failed attempt of its task; local[N] would fail the whole job on it.
 _ATTEMPTS = 4
+START_S = 60.0
+"""The usual limit, in seconds, on the start of a cluster's Spark."""
 GUARDS = ("spark.authenticate", "spark.network.crypto.enabled")
 _DEFAULT_PORTS = {"https": 443, "http": 80, "sc": 15002}
 _LOG4J = """\
@@ -98,25 +100,44 @@ def build_embedded_environment(
 FOREIGN = ("SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_DIST_CLASSPATH")
 
 
-def cluster(master: str, app: str, driver_host: str | None) -> dict[str, str]:
-    """The settings for a named master; its executors reach the driver at `driver_host`."""
+def cluster(
+    master: str,
+    app: str,
+    local_ip: str | None,
+    conf: Mapping[str, str],
+    environ: Mapping[str, str],
+) -> dict[str, str]:
+    """The settings for a named master, which this host reaches from its address `local_ip`.
+
+    Executors are given that address of the driver, unless `conf` has another, or `environ` has one
+    in SPARK_LOCAL_IP, as Spark reads it.
+    """
     settings = _everywhere(app) | {"spark.master": master}
     settings |= {f"spark.executorEnv.{name}": value for name, value in ONE_THREAD.items()}
-    if driver_host:
-        settings["spark.driver.host"] = driver_host
-    return settings
+    set_here = environ.get("SPARK_LOCAL_IP")
+    if local_ip and not set_here:
+        settings["spark.driver.host"] = local_ip
+    if (local_ip or set_here) and "spark.driver.host" in conf:
+        # Spark would bind the address that executors are given, which may be a NAT's.
+        settings["spark.driver.bindAddress"] = set_here or str(local_ip)
+    return settings | dict(conf)
 
 
-def cluster_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+def cluster_environment(
+    folder: Path, environ: Mapping[str, str], local_ip: str | None
+) -> dict[str, str]:
     """The variables of a cluster's driver, which keeps its own files in `folder`.
 
     As Spark settings they would reach the executors, which have their own folders. The Python is
-    the driver's unless `environ` names the cluster's.
+    the driver's unless `environ` names the cluster's. Without SPARK_LOCAL_IP Spark resolves the
+    host's name, and its JVM does not start where that fails.
     """
     java_options = f'{environ.get("JAVA_TOOL_OPTIONS", "")} "-Djava.io.tmpdir={folder}"'
+    address = environ.get("SPARK_LOCAL_IP") or local_ip
     return pythons(environ) | {
         "JAVA_TOOL_OPTIONS": java_options.strip(),
         "SPARK_LOCAL_DIRS": str(folder),
+        **({"SPARK_LOCAL_IP": address} if address else {}),
     }
 
 

@@ -128,6 +128,21 @@ def python_of(df: DataFrame) -> str:
     return str(df.sparkSession.sparkContext.pythonExec) if hasattr(df, "_jdf") else "on the server"
 
 
+def master_host(df: DataFrame) -> str | None:
+    """The host of Spark's master or of its Connect server; None for an embedded Spark and YARN."""
+    session = df.sparkSession
+    if not hasattr(df, "_jdf"):
+        builder = getattr(session.client, "_builder", None)
+        return str(getattr(builder, "host", "")) or None
+    try:
+        servers = spark_settings.addresses(
+            str(session.sparkContext.master), {"HADOOP_CONF_DIR": ""}
+        )
+    except BadInput:  # local[N]
+        return None
+    return servers[0][0] if servers else None
+
+
 def _tagging(df: DataFrame) -> tuple[Callable[[str], Any], ...]:
     """Functions that add a tag to this thread's jobs, remove it, and cancel the jobs with a tag.
 

@@ -26,6 +26,7 @@ from ps.security.enrolment import join
 from ps.security.handshake_diagnostics import fault_at
 from ps.security.keys import KeyPair, address_of, expect, pin_key
 from ps.transport import coordinator_messages
+from ps.transport.advertised_address import Advertised
 from ps.transport.coordinator_messages import Heartbeat, LocatePrimaries, PeerMessage, PrimaryList
 from ps.transport.primary_resolver import PrimaryResolver
 from shards import wire_format
@@ -332,7 +333,9 @@ def test_nothing_is_open_by_oversight(tmp_path: Path) -> None:
         spec.job, 1, tmp_path / "c", bind=everywhere, admission=admission
     )
     assert address_of(coordinator.endpoint).key
-    copy = ReplicaServer(spec, 1, coordinator.endpoint, everywhere, admission, address="192.0.2.7")
+    copy = ReplicaServer(
+        spec, 1, coordinator.endpoint, everywhere, admission, advertised=Advertised("192.0.2.7")
+    )
     for at in (copy.endpoint, copy._report.peer):
         plain, key = address_of(at)
         assert plain.startswith("tcp://192.0.2.7:")

@@ -76,7 +76,7 @@ def test_embedded_keeps_to_itself(tmp_path: Path) -> None:
 
 def test_a_cluster_keeps_its_own_settings() -> None:
     """A cluster's own settings for memory, cores and Java are left as they are."""
-    settings = spark_settings.cluster("spark://h:1", "app", "10.0.0.5")
+    settings = spark_settings.cluster("spark://h:1", "app", "10.0.0.5", {}, {})
     ours = {name for name in settings if not name.startswith("spark.executorEnv.")}
     assert ours == {
         "spark.app.name",
@@ -86,20 +86,40 @@ def test_a_cluster_keeps_its_own_settings() -> None:
         "spark.ui.showConsoleProgress",
     }
     assert settings["spark.executorEnv.OPENBLAS_NUM_THREADS"] == "1"
-    assert "spark.driver.host" not in spark_settings.cluster("yarn", "app", None)
+    assert "spark.driver.host" not in spark_settings.cluster("yarn", "app", None, {}, {})
+
+
+def test_a_driver_behind_nat() -> None:
+    """Executors are given the advertised address, and the driver binds the host's own."""
+    nat = {"spark.driver.host": "nat.example"}
+    settings = spark_settings.cluster("spark://h:1", "app", "10.0.0.5", nat, {})
+    assert settings["spark.driver.host"] == "nat.example"
+    assert settings["spark.driver.bindAddress"] == "10.0.0.5"
+    bound = nat | {"spark.driver.bindAddress": "0.0.0.0"}
+    settings = spark_settings.cluster("spark://h:1", "app", "10.0.0.5", bound, {})
+    assert settings["spark.driver.bindAddress"] == "0.0.0.0"
+    own = {"SPARK_LOCAL_IP": "10.0.0.6"}
+    settings = spark_settings.cluster("spark://h:1", "app", "10.0.0.5", nat, own)
+    assert settings["spark.driver.bindAddress"] == "10.0.0.6"
+    assert "spark.driver.host" not in spark_settings.cluster("yarn", "app", "10.0.0.5", {}, own)
 
 
 def test_cluster_driver_keeps_its_files_together(tmp_path: Path) -> None:
     """The driver's files go into its folder, and the user's Java options stay; so does the user's
     choice of a cluster's Python."""
     environ = {"JAVA_TOOL_OPTIONS": "-Dx=1", "PYSPARK_PYTHON": "/opt/python"}
-    assert spark_settings.cluster_environment(tmp_path, environ) == {
+    assert spark_settings.cluster_environment(tmp_path, environ, "10.0.0.5") == {
         "JAVA_TOOL_OPTIONS": f'-Dx=1 "-Djava.io.tmpdir={tmp_path}"',
         "PYSPARK_PYTHON": "/opt/python",
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_DIRS": str(tmp_path),
+        "SPARK_LOCAL_IP": "10.0.0.5",
     }
-    own = spark_settings.cluster_environment(tmp_path, {})
+    chosen = {"SPARK_LOCAL_IP": "10.0.0.6"}
+    own = spark_settings.cluster_environment(tmp_path, chosen, "10.0.0.5")
+    assert own["SPARK_LOCAL_IP"] == "10.0.0.6"
+    own = spark_settings.cluster_environment(tmp_path, {}, None)
+    assert "SPARK_LOCAL_IP" not in own
     assert own["JAVA_TOOL_OPTIONS"] == f'"-Djava.io.tmpdir={tmp_path}"'
     assert own["PYSPARK_PYTHON"] == sys.executable
 
