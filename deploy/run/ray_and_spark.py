@@ -63,10 +63,8 @@ def _check_addresses(settings: TrainSettings) -> None:
     url = settings.spark
     if url is None or spark_settings.parse_local_master(url, 1):
         return
-    name, servers = (
-        f"Spark at {spark_settings.hide_url_options(url)}",
-        spark_settings.addresses(url, os.environ),
-    )
+    servers = spark_settings.addresses(url, os.environ)
+    name = spark_settings.name_servers(url, servers)
     if servers:
         check_reachable(name, servers)
     if url.startswith("spark://"):

@@ -81,6 +81,11 @@ class Host:
         done = self.run("ip", *words)
         assert done.returncode == 0, done.stderr
 
+    def reaches(self, address: str, port: int) -> bool:
+        """Return whether a TCP connection from this host is accepted."""
+        probe = f"exec 3<>/dev/tcp/{address}/{port}"
+        return self.run("timeout", "5", "bash", "-c", probe).returncode == 0
+
     def name_host(self, name: str, address: str) -> None:
         """Have a name resolve on this host."""
         done = self.run("sh", "-c", f"echo '{address} {name}' >> /etc/hosts")

@@ -24,6 +24,9 @@ from shards.errors import DownpourError
 from worker.spark import run_tasks, start_session
 from worker.spark import session as spark
 
+_YARN_SITE = """<configuration><property><name>yarn.resourcemanager.hostname</name>
+<value>127.0.0.1</value></property><property><name>yarn.resourcemanager.address</name>
+<value>${{yarn.resourcemanager.hostname}}:{}</value></property></configuration>"""
 _BUSY_S = 250.0  # `refused` alone tries a short limit; a busy machine needs more
 
 
@@ -85,7 +88,15 @@ def refused() -> dict[str, Any]:
         for name, port in (("dead", dead.getsockname()[1]), ("silent", silent.getsockname()[1])):
             for scheme in ("spark", "sc"):
                 answer = _refusal(f"{scheme}://127.0.0.1:{port}", spark_environment())
-                told[f"{scheme} {name}"] = answer.replace(str(port), "PORT")
+                told[f"{scheme} {name}"] = _without_log(answer.replace(str(port), "PORT"))
+            with tempfile.TemporaryDirectory() as conf:
+                (Path(conf) / "yarn-site.xml").write_text(_YARN_SITE.format(port))
+                os.environ["HADOOP_CONF_DIR"] = conf
+                answer = _refusal("yarn", spark_environment())
+                told[f"yarn {name}"] = _without_log(answer.replace(str(port), "PORT"))
+                del os.environ["HADOOP_CONF_DIR"]
+        answer = _refusal(f"k8s://http://127.0.0.1:{port}", spark_environment())
+        told["k8s silent"] = _without_log(answer.replace(str(port), "PORT"))
     with tempfile.TemporaryDirectory() as home:
         java = Path(home) / "bin" / "java"
         java.parent.mkdir()
@@ -97,10 +108,15 @@ def refused() -> dict[str, Any]:
 
 def _refusal(url: str | None, env: Mapping[str, str]) -> str:
     try:
-        with start_session(url, 2, app="refused", env=env, start_s=3.0):
+        conf = {"spark.kubernetes.container.image": "none"}
+        with start_session(url, 2, app="refused", env=env, conf=conf, start_s=3.0):
             return "a session"
     except DownpourError as error:
         return f"{type(error).__name__}: {error}"
+
+
+def _without_log(line: str) -> str:
+    return line.partition("; Spark's log says: ")[0]
 
 
 def _look(batches: Iterator[Any]) -> Iterator[Any]:

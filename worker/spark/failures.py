@@ -70,6 +70,18 @@ def jvm_gone(error: BaseException) -> GiveUp | None:
     return None
 
 
+def root_cause(printed: str) -> str | None:
+    """The innermost cause in a stack trace of Java, or else the first line with an error.
+
+    The first line of a trace often says only that something failed, as ExceptionInInitializerError.
+    """
+    lines = [line.strip() for line in printed.splitlines()]
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    if causes:
+        return causes[-1].removeprefix("Caused by: ")
+    return next((line for line in lines if re.search("Error|Exception", line)), None)
+
+
 def reason(error: BaseException) -> str:
     """An error in one line; Java's own message if it came from Java."""
     text = str(error)

@@ -8,13 +8,14 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Event, Timer, current_thread, main_thread
+from threading import Event, Thread, Timer, current_thread, main_thread
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from warnings import catch_warnings
 
 import pyspark
@@ -29,9 +30,12 @@ from ps.transport.advertised_address import own_address
 from shards.errors import BadInput, GiveUp
 from worker.spark import settings as spark_settings
 from worker.spark.code_archive import pack_code
-from worker.spark.failures import SPARK_ERRORS, reason
+from worker.spark.failures import SPARK_ERRORS, reason, root_cause
+
+Result = TypeVar("Result")
 
 _EXIT_S = 15.0
+_QUOTED = 240  # of a line of Spark's log
 
 
 @contextmanager
@@ -82,12 +86,10 @@ def _session(
     assert url is not None
     servers = spark_settings.addresses(url, os.environ)
     local_ip = (
-        check_reachable(f"Spark at {spark_settings.hide_url_options(url)}", servers)
-        if servers
-        else None
+        check_reachable(spark_settings.name_servers(url, servers), servers) if servers else None
     )
     if url.startswith("sc://"):
-        return _connect(url, app, folder)
+        return _connect(url, app, folder, start_s)
     local_ip = local_ip or own_address()
     settings = spark_settings.cluster(url, app, local_ip, conf, os.environ)
     env = spark_settings.cluster_environment(folder, os.environ, local_ip) | dict(env)
@@ -110,8 +112,11 @@ def _classic(
         with _change_environment(env, without):
             gateway = _launch(settings, log)
             SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
-            with _limit_start(gateway, master, start_s):
+            with _limit_start(gateway, master, start_s, log) as reached:
                 context = _context(gateway)
+                reached.registered = True
+                if not spark_settings.parse_local_master(master, 1):
+                    _await_executor(context)
                 # It would print a traceback when the JVM is killed, which `run_tasks` reports.
                 context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
                 session = SparkSession(context)
@@ -123,21 +128,54 @@ def _classic(
 
 
 @contextmanager
-def _connect(url: str, app: str, folder: Path) -> Iterator[SparkSession]:
+def _connect(url: str, app: str, folder: Path, start_s: float) -> Iterator[SparkSession]:
     """A session on a Spark Connect server, released on exit; the server keeps running."""
-    _await_connect(url)
+    until = time.monotonic() + start_s
+    shown = spark_settings.hide_url_options(url)
+    _await_connect(url, min(REACH_S, start_s))
+
+    def create() -> SparkSession:
+        session = SparkSession.builder.remote(url).appName(app).create()
+        session.addArtifacts(str(pack_code(folder)), pyfile=True)
+        return session
+
     with _change_environment({}):
         try:
-            session = SparkSession.builder.remote(url).appName(app).create()
-            session.addArtifacts(str(pack_code(folder)), pyfile=True)
+            session = _within(until, create)
+            if session is None:
+                raise GiveUp(f"Spark at {shown}: its port answers, but no session in {start_s:g} s")
+            if _within(until, session.range(1).count) is None:
+                raise GiveUp(
+                    f"Spark at {shown}: the session is open, but no executor ran a task in"
+                    f" {start_s:g} s"
+                )
         except SPARK_ERRORS as error:
             why = spark_settings.without_options(reason(error), url)
-            shown = spark_settings.hide_url_options(url)
             raise GiveUp(f"Spark at {shown} gave no session: {why}") from None
         try:
             yield session
         finally:
             session.stop()
+
+
+def _within(until: float, action: Callable[[], Result]) -> Result | None:
+    """The result of `action`, run in another thread; None if there is none at the time `until`.
+
+    Such a thread stays behind, and does not keep the process.
+    """
+    done: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(action())
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
+            done.set_exception(error)
+
+    Thread(target=run, name="spark-start", daemon=True).start()
+    try:
+        return done.result(max(0.0, until - time.monotonic()))
+    except TimeoutError:
+        return None
 
 
 @contextmanager
@@ -158,35 +196,70 @@ def _launch(settings: Mapping[str, str], log: Path) -> Any:
         try:
             return launch_gateway(conf, {"stdout": output, "stderr": output})
         except SPARK_ERRORS as error:
-            printed = log.read_text(errors="replace").splitlines()
-            why = next((line for line in printed if re.search("Error|Exception", line)), None)
-            raise GiveUp(f"Spark's JVM did not start: {why or reason(error)}") from None
+            why = root_cause(log.read_text(errors="replace")) or reason(error)
+            raise GiveUp(f"Spark's JVM did not start: {why}") from None
+
+
+class _Reached:
+    """How far a start has come, for the error of one that takes too long."""
+
+    registered = False
 
 
 @contextmanager
-def _limit_start(gateway: Any, master: str, start_s: float) -> Iterator[None]:
-    """Turn a start-up error into one line, and stop waiting for an address that is not a master.
+def _limit_start(gateway: Any, master: str, start_s: float, log: Path) -> Iterator[_Reached]:
+    """Turn a start-up error into one line, and a start that takes longer than `start_s` seconds.
 
-    Spark itself asks the master for a minute, then reports an unrelated error. There is no such
-    limit for YARN and Kubernetes, which may have good reasons to be slow.
+    Spark itself asks a standalone master for a minute, YARN's ResourceManager for several, and
+    waits for an executor for ever.
     """
-    late = Event()
+    late, reached = Event(), _Reached()
 
     def give_up() -> None:
         late.set()
         gateway.proc.kill()
 
     timer = Timer(start_s, give_up)
-    if master.startswith("spark:"):
+    if not spark_settings.parse_local_master(master, 1):
         timer.start()
     try:
-        yield
+        yield reached
     except SPARK_ERRORS as error:
-        silence = f"no Spark {pyspark.__version__} master answered in {start_s:g} s"
-        why = silence if late.is_set() else reason(error)
+        why = root_cause(str(error)) or reason(error)
+        if late.is_set():
+            why = _describe_silence(master, start_s, reached, log)
         raise GiveUp(f"Spark at {master} did not start: {why}") from None
     finally:
         timer.cancel()
+
+
+def _describe_silence(master: str, start_s: float, reached: _Reached, log: Path) -> str:
+    """The stage that a start did not reach in time, and the last that Spark said about it."""
+    if master.startswith("k8s:"):
+        missed = f"its port answers, but Kubernetes ran no executor in {start_s:g} s"
+    elif reached.registered:
+        missed = f"the application is registered, but no executor ran a task in {start_s:g} s"
+    elif master == "yarn":
+        missed = f"YARN did not run the application in {start_s:g} s"
+    else:
+        missed = (
+            f"its port answers, but no Spark {pyspark.__version__} master registered the"
+            f" application in {start_s:g} s"
+        )
+    warnings = re.findall(r"(?:WARN|ERROR) (.+)", log.read_text(errors="replace"))
+    return f"{missed}; Spark's log says: {warnings[-1][:_QUOTED]}" if warnings else missed
+
+
+def _await_executor(context: SparkContext) -> None:
+    """Run a task on some executor, without Python: with dynamic allocation only a job starts one.
+
+    Returns when it is done; the caller limits the time.
+    """
+    jvm = context._jvm
+    assert jvm is not None
+    rows = jvm.java.util.ArrayList()
+    rows.add(1)
+    context._jsc.parallelize(rows, 1).count()
 
 
 def _context(gateway: Any) -> SparkContext:
@@ -235,10 +308,10 @@ def _stop(gateway: Any) -> None:
             gateway.proc.wait()
 
 
-def _await_connect(url: str) -> None:
+def _await_connect(url: str, reach_s: float) -> None:
     """Wait for a gRPC server to answer at `url`; Spark itself would retry for many minutes.
 
-    Raises BadInput after `REACH_S` seconds without an answer.
+    Raises BadInput after `reach_s` seconds without an answer.
     """
     shown = spark_settings.hide_url_options(url)
     try:
@@ -246,7 +319,7 @@ def _await_connect(url: str) -> None:
         from pyspark.sql.connect.client import DefaultChannelBuilder
 
         with DefaultChannelBuilder(url).toChannel() as channel:
-            grpc.channel_ready_future(channel).result(REACH_S)
+            grpc.channel_ready_future(channel).result(reach_s)
     except ImportError as error:
         raise BadInput(
             f"Spark at {shown}", expected=f"the extra `connect` installed, {error}"
@@ -258,7 +331,7 @@ def _await_connect(url: str) -> None:
         raise BadInput(
             f"Spark at {shown}",
             expected="a Spark Connect server",
-            got=f"no gRPC answer in {REACH_S:g} s",
+            got=f"no gRPC answer in {reach_s:g} s",
         ) from None
 
 

@@ -7,9 +7,10 @@ cannot do without.
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
+from xml.etree import ElementTree as ET
 
 from ps.transport.addresses import on_this_host
 from shards.errors import BadInput
@@ -22,6 +23,7 @@ ONE_THREAD = {
 }
 # A killed Python worker is a failed attempt of its task; local[N] would fail the whole job on it.
 _ATTEMPTS = 4
+_HADOOP, _MANAGER = ("YARN_CONF_DIR", "HADOOP_CONF_DIR"), "yarn.resourcemanager"
 START_S = 60.0
 """The usual limit, in seconds, on the start of a cluster's Spark."""
 GUARDS = ("spark.authenticate", "spark.network.crypto.enabled")
@@ -154,14 +156,16 @@ def without_options(said: str, url: str) -> str:
 
 
 def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Host and port of each server that a cluster's URL names; none for `yarn`.
+    """Host and port of each server that a cluster's URL names.
 
-    YARN's addresses are in the files that `environ` points to. Raises BadInput for any other URL.
+    Those of `yarn` are the ResourceManagers in the files that `environ` points to, if they name
+    any. Raises BadInput for any other URL.
     """
     if url == "yarn":
-        if not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & environ.keys():
+        folders = [environ[name] for name in _HADOOP if name in environ]
+        if not folders:
             raise BadInput("Spark on yarn", expected="HADOOP_CONF_DIR to be set", got="none")
-        return []
+        return [manager for folder in folders for manager in read_resource_managers(Path(folder))]
     scheme, _, rest = url.partition("://")
     try:
         if scheme == "spark":
@@ -177,6 +181,41 @@ def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
         expected="spark://HOST:PORT, yarn, k8s://HOST:PORT, sc://HOST:PORT or local[N]",
         got=f"{hide_url_options(url)!r}",
     )
+
+
+def name_servers(url: str, servers: Sequence[tuple[str, int]]) -> str:
+    """A name of a cluster's servers for errors, without the URL's options."""
+    if url != "yarn":
+        return f"Spark at {hide_url_options(url)}"
+    managers = " or ".join(f"{host}:{port}" for host, port in servers)
+    return f"Spark at yarn, ResourceManager {managers} (yarn-site.xml)"
+
+
+def read_resource_managers(folder: Path) -> list[tuple[str, int]]:
+    """The addresses of YARN's ResourceManagers in a folder's yarn-site.xml; empty if none is there.
+
+    Raises BadInput for a file that is damaged.
+    """
+    path = folder / "yarn-site.xml"
+    try:
+        properties = {
+            entry.findtext("name", "").strip(): entry.findtext("value", "").strip()
+            for entry in ET.parse(path).getroot().iter("property")
+        }
+    except FileNotFoundError:
+        return []
+    except (OSError, ET.ParseError) as error:
+        raise BadInput(path, expected="settings of YARN as XML", got=str(error)) from None
+    ids = [name.strip() for name in properties.get(f"{_MANAGER}.ha.rm-ids", "").split(",")]
+    managers = []
+    for suffix in [f".{name}" for name in ids if name] or [""]:
+        host = properties.get(f"{_MANAGER}.hostname{suffix}", "")
+        address = properties.get(f"{_MANAGER}.address{suffix}") or (f"{host}:8032" if host else "")
+        address = re.sub(r"\$\{([^}]+)\}", lambda found: properties.get(found[1], ""), address)
+        name, _, port = address.rpartition(":")
+        if name and port.isdecimal():
+            managers.append((name, int(port)))
+    return managers
 
 
 def stays_here(url: str) -> bool:

@@ -11,9 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
+from deploy.clusters.java import spark_environment
 from shards.errors import BadInput
+from tests.chaos.namespaces import missing
+from tests.support.eventually import eventually
+from tests.support.hosts import hosts
 from worker.spark import start_session
 
 ROOT = Path(__file__).parents[3]
@@ -115,13 +120,61 @@ def test_unreachable() -> None:
     assert run("refused") == {
         "spark dead": f"BadInput: Spark at spark://127.0.0.1:PORT: {closed}",
         "sc dead": f"BadInput: Spark at sc://127.0.0.1:PORT: {closed}",
-        "spark silent": "GiveUp: Spark at spark://127.0.0.1:PORT did not start:"
-        " no Spark 4.3.0 master answered in 3 s",
+        "spark silent": "GiveUp: Spark at spark://127.0.0.1:PORT did not start: its port answers,"
+        " but no Spark 4.3.0 master registered the application in 3 s",
+        "yarn dead": "BadInput: Spark at yarn, ResourceManager 127.0.0.1:PORT (yarn-site.xml): "
+        + closed,
+        "yarn silent": "GiveUp: Spark at yarn did not start: YARN did not run the application in"
+        " 3 s",
+        "k8s silent": "GiveUp: Spark at k8s://http://127.0.0.1:PORT did not start: its port"
+        " answers, but Kubernetes ran no executor in 3 s",
         "sc silent": "BadInput: Spark at sc://127.0.0.1:PORT:"
         " expected a Spark Connect server, got no gRPC answer in 1 s",
         "java": "GiveUp: Spark's JVM did not start: Error: no room",
         "left": [],
     }
+
+
+_WAITS = """
+from deploy.clusters.java import spark_environment
+from shards.errors import DownpourError
+from worker.spark import start_session
+try:
+    with start_session("spark://10.88.0.2:7077", 2, app="a", env=spark_environment(), start_s=90):
+        print("a session")
+except DownpourError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_a_host_without_names_or_routes(tmp_path: Path) -> None:
+    """A driver with a name that does not resolve, on a host without a default route, registers
+    with a master on another host. Without workers there, the error says what was reached.
+    """
+    folder = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    master = ("org.apache.spark.deploy.master.Master", "--host", "10.88.0.2", "--port", "7077")
+    environ = spark_environment() | {"SPARK_LOCAL_IP": "10.88.0.2", "SPARK_NO_DAEMONIZE": "1"}
+    with hosts("driver", "master") as lab, (tmp_path / "log").open("wb") as log:
+        server = lab["master"].start(str(folder), *master, environ=environ, stderr=log)
+        try:
+            eventually(
+                lambda: lab["driver"].reaches("10.88.0.2", 7077),
+                because=(tmp_path / "log").read_text,
+                within_s=240,
+            )
+            done = lab["driver"].python(_WAITS, environ={"TMPDIR": str(tmp_path)}, timeout=400)
+        finally:
+            server.kill()
+            server.wait()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(
+        "GiveUp Spark at spark://10.88.0.2:7077 did not start: the application is registered, but"
+        " no executor ran a task in 90 s; Spark's log says: "
+    )
+    assert len(done.stdout.splitlines()) == 1
 
 
 def test_second_session(spark: Any) -> None:

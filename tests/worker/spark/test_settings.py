@@ -63,6 +63,24 @@ def test_yarn_needs_its_files() -> None:
         spark_settings.addresses("yarn", {})
 
 
+_HA = """<configuration>
+<property><name>yarn.resourcemanager.ha.rm-ids</name><value>a, b</value></property>
+<property><name>yarn.resourcemanager.hostname.a</name><value>h1</value></property>
+<property><name>yarn.resourcemanager.address.b</name><value>h2:99</value></property>
+</configuration>"""
+
+
+def test_resource_managers(tmp_path: Path) -> None:
+    """The ResourceManagers of Hadoop's files are found, also where one stands by."""
+    (tmp_path / "yarn-site.xml").write_text(_HA)
+    managers = spark_settings.addresses("yarn", {"HADOOP_CONF_DIR": str(tmp_path)})
+    assert managers == [("h1", 8032), ("h2", 99)]
+    assert "h1:8032 or h2:99" in spark_settings.name_servers("yarn", managers)
+    (tmp_path / "yarn-site.xml").write_text("<configuration>")
+    with pytest.raises(BadInput, match=r"yarn-site\.xml: expected settings of YARN as XML, got "):
+        spark_settings.addresses("yarn", {"HADOOP_CONF_DIR": str(tmp_path)})
+
+
 def test_embedded_keeps_to_itself(tmp_path: Path) -> None:
     """An embedded session listens on loopback only and writes only below its folder."""
     settings = spark_settings.prepare_embedded_settings("local[2,4]", "app", 2, tmp_path)
