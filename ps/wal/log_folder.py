@@ -79,7 +79,8 @@ class LogStorage(Protocol):
         """Open a file for writing, which replaces any of this name.
 
         The file is empty. With `over` it is that file renamed, for reuse: it is overwritten from
-        the beginning, and the rest keeps its old content until `end`.
+        the beginning, and the rest keeps its old content until `end`. Where the process may open no
+        more files, nothing changes.
         """
         ...
 
@@ -106,7 +107,7 @@ class LogFolder:
     def __init__(self, where: Path, label: str = "log") -> None:
         self.where = where
         self._label = label
-        self._lock = -1
+        self._lock = self._names = -1
 
     def make(self) -> None:
         """Create the folder for its owner only; raises BadInput if that fails."""
@@ -139,6 +140,7 @@ class LogFolder:
                 time.sleep(_POLL_S)
             else:
                 self._lock = descriptor
+                self._names = os.open(self.where, os.O_RDONLY)
                 return
 
     def names(self) -> list[str]:
@@ -157,9 +159,11 @@ class LogFolder:
         return memoryview(mapped)
 
     def create(self, name: str, over: str | None = None) -> LogFileWriter:
-        if over is not None:
-            self.rename(over, name)
-        return _File(self.where / name, empty=over is None)
+        if over is None:
+            return _File(self.where / name, empty=True)
+        file = _File(self.where / over, empty=False)  # first: it may fail, a renaming hardly does
+        self.rename(over, name)
+        return file
 
     def cut(self, name: str, size: int, *, synced: bool) -> None:
         os.truncate(self.where / name, size)
@@ -173,12 +177,16 @@ class LogFolder:
         (self.where / name).unlink()
 
     def settle(self) -> None:
-        flush_to_disk(self.where)
+        if self._names < 0:
+            flush_to_disk(self.where)
+        else:  # open since the start, because a busy shard may have no descriptor left
+            os.fsync(self._names)
 
     def close(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-        self._lock = -1
+        for descriptor in (self._lock, self._names):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lock = self._names = -1
 
 
 class _File:

@@ -14,7 +14,8 @@ Obsolete files are not removed but kept to be written over, as many as the next 
 their disk blocks are allocated already, and their pages are in the page cache. That is why the WAL
 is several files: a single one becomes obsolete only after the next has begun, too late for reuse.
 
-A failed write ends the shard, since the content of the disk is then unknown: no message of the turn
+A shard that may open no more files continues in the present one until it may again. Any other
+failed write ends the shard, since the content of the disk is then unknown: no message of the turn
 is answered, and the restarted shard resumes at the last complete record.
 """
 
@@ -51,6 +52,7 @@ _MIN_BYTES = 64 << 20  # but at least to this,
 _FILES = 4  # divided into this many files
 _SPARES = {LogFileKind.LOG: _FILES + 1, LogFileKind.BASE: 1}
 _PARTIAL = ".partial"
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class BackgroundTask(Protocol):
@@ -96,6 +98,7 @@ class WriteAheadLog:
         self._oldest = 0  # the number of the first file that is not obsolete
         self._spares: dict[LogFileKind, list[str]] = {LogFileKind.LOG: [], LogFileKind.BASE: []}
         self._base: BackgroundTask | None = None
+        self._owes_base = False  # the last one had no file descriptor
         self._failure: GiveUp | None = None
 
     @property
@@ -163,15 +166,17 @@ class WriteAheadLog:
             return  # a base would not include the resharding, or there is no state to write
         limit = max(self._min_bytes, _TIMES * shard.spec.arrays_bytes)
         idle = self._base is None or not self._base.is_alive()
-        if idle and self._grown >= limit:
-            self._begin(shard, self._number + 1, begins=False, now=now)
+        long_enough = self._filled >= limit // _FILES
+        if idle and (self._grown >= limit or (self._owes_base and long_enough)):
+            if not self._begin(shard, self._number + 1, begins=False, now=now):
+                return
             for entry, frames in wal_format.waiting_payloads(shard, now):
                 self.append(entry, frames)
-            self._grown = 0
+            self._grown, self._owes_base = 0, False
             # Right after the opening, so that the base equals all the logs before it.
             state, base_frames = wal_format.state_of(shard, self._number)
             self._base = self._run_in_background(lambda: self._save(state, base_frames))
-        elif self._filled >= limit // _FILES:
+        elif long_enough:
             self._begin(shard, self._number + 1, begins=False, now=now)
 
     def close(self) -> None:
@@ -196,7 +201,8 @@ class WriteAheadLog:
         except OSError as error:
             raise self._write_failure(name, error) from None
 
-    def _begin(self, shard: Shard, number: int, *, begins: bool, now: float) -> None:
+    def _begin(self, shard: Shard, number: int, *, begins: bool, now: float) -> bool:
+        """Begin a file; returns False if the former one has to do, for no more may be opened."""
         name, former, after = log_name(number), self._file, self._filled
         try:
             if self._mark is None:
@@ -206,23 +212,26 @@ class WriteAheadLog:
                 # Before the next log exists, because recovery reads every older log to its very
                 # end.
                 former.end(synced=self._synced)
-            self._file = self._disk.create(name, self._take_spare(name))
+            self._file = self._create(name, name)
             if former is not None:
                 former.close()
             if self._synced:
                 self._disk.settle()
         except OSError as error:
+            if former is not None and former is self._file and error.errno in _TOO_MANY_FILES:
+                return False
             raise self._write_failure(name, error) from None
         self._name, self._number = name, number
         self._filled = 0
         self.append(wal_format.opening(shard, number, begins=begins, now=now, after=after))
+        return True
 
     def _save(self, state: LoggedState, frames: wal_format.Frames) -> None:
         """Write a base in the background, and keep the files that it makes obsolete for reuse."""
         final = base_name(state.number)
         partial = final + _PARTIAL
         try:
-            file = self._disk.create(partial, self._take_spare(final))
+            file = self._create(partial, final)
             try:
                 record = wal_format.encode(state, frames, number=state.number)
                 file.write(record, soon=self._synced)
@@ -238,7 +247,10 @@ class WriteAheadLog:
                 self._disk.settle()
             self._spare(state.number)
         except OSError as error:
-            self._failure = self._write_failure(final, error)
+            if error.errno in _TOO_MANY_FILES:  # the older files remain until the next base
+                self._owes_base = True
+            else:
+                self._failure = self._write_failure(final, error)
 
     def _spare(self, before: int) -> None:
         """Keep files older than number `before` for reuse, and remove those beyond the limit.
@@ -254,10 +266,16 @@ class WriteAheadLog:
                     self._disk.remove(name)
         self._oldest = before
 
-    def _take_spare(self, name: str) -> str | None:
-        """The name of an obsolete file that the file `name` may be written over, if any."""
-        spares = self._spares[kind_of(name)]
-        return spares.pop() if spares else None
+    def _create(self, name: str, final: str) -> LogFileWriter:
+        """A file, over an obsolete one if there is any of the kind that `final` says."""
+        spares = self._spares[kind_of(final)]
+        spare = spares.pop() if spares else None
+        try:
+            return self._disk.create(name, spare)
+        except OSError:
+            if spare is not None:
+                spares.append(spare)
+            raise
 
     def _write_failure(self, name: str, error: OSError) -> GiveUp:
         where = self._disk.where / name

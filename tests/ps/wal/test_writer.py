@@ -3,10 +3,15 @@
 Shards without a network; a crash is a WAL that is not closed, or bytes that a kill left behind.
 """
 
+import errno
+import os
 import random
+import resource
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +21,7 @@ from ps import storage
 from ps.durability import Durability
 from ps.wal import log_folder
 from ps.wal.job_logs import load_logs
-from ps.wal.recovery import MARK, read_spec, read_state
+from ps.wal.recovery import MARK, LogFileKind, read_spec, read_state
 from ps.wal.writer import WriteAheadLog
 from shards import wal_format
 from shards.errors import BadInput, GiveUp
@@ -457,6 +462,79 @@ def test_what_is_written_in_slices_is_whole(
         assert ends[-1] == len(content), "and nothing for what is short"
     else:
         assert not told
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process may open none: every lower number is in use."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("durability", LEVELS)
+@pytest.mark.parametrize("reused", [False, True])
+def test_without_a_free_descriptor_the_present_file_goes_on(
+    durability: Durability, reused: bool, tmp_path: Path
+) -> None:
+    """No push is lost or refused, and the next file and base come once files may be opened."""
+    folder = tmp_path / "shard-0"
+    with life(folder, durability, 1 << 14) as one:
+        one.enter()
+        while reused and not one.log._spares[LogFileKind.LOG]:
+            one.push()
+            if one.log._base is not None:
+                one.log._base.join()
+        name, before = one.log.name, one.shard.version
+        with no_more_files():
+            for _ in range(150):
+                one.push()
+                if one.log._base is not None:
+                    one.log._base.join()
+        names = {name, one.log.name}
+        assert len(names) == 1, "one file has all of them"
+        assert one.log.record_bytes > 1 << 14
+        one.push(2)
+        assert one.log.name not in names
+        if one.log._base is not None:
+            one.log._base.join()
+        held = one.held()
+    with life(folder) as again:
+        assert (again.held(), again.shard.version) == (held, before + 152)
+
+
+def test_a_base_without_a_descriptor_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files before it remain, the shard serves on, and the next file brings a base."""
+    folder, refused = tmp_path / "shard-0", list[str]()
+    create = log_folder.LogFolder.create
+
+    def refuse_base(self: Any, name: str, over: str | None = None) -> Any:
+        if name.startswith("base-") and not refused:
+            refused.append(name)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return create(self, name, over)
+
+    monkeypatch.setattr(log_folder.LogFolder, "create", refuse_base)
+    with life(folder, Durability.PROCESS, 1 << 14) as one:
+        one.enter()
+        while not list(folder.glob("base-*")):
+            one.push()
+            if one.log._base is not None:
+                one.log._base.join()
+        assert refused
+        assert one.log._grown < 1 << 14, "it came with the next file"
+        held = one.held()
+    with life(folder) as again:
+        assert again.held() == held
 
 
 @pytest.fixture
