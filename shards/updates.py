@@ -52,9 +52,9 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
 class Updates:
     """The updates of one shard; they change `parameters`, `ledger` and `metrics`.
 
-    `steps` and `samples` count what has been applied; the steps of a dropped push count as well, or
-    the schedule would fall behind the workers. `round` holds, by worker, the pushes that wait for
-    those of other workers.
+    `steps` and `samples` count what workers have pushed, that of dropped pushes as well: without
+    them the schedule would fall behind the workers. `round` holds, by worker, the pushes that wait
+    for those of other workers.
     """
 
     def __init__(
@@ -391,7 +391,7 @@ class Updates:
             dropped=dropped,
         )
         self.steps += message.steps
-        self.samples += 0 if dropped else message.samples
+        self.samples += message.samples
         staleness = max(0, before - message.read_version)
         version = before if dropped else before + 1
         self._metrics.record_push(

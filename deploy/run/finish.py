@@ -48,6 +48,7 @@ def finish(
         earlier_s=observer.updates.earlier_s,
         fresh_samples=observer.updates.fresh_samples,
         former=outcome.former_statuses,
+        times_s=observer.times.times_s,
     )
     # Remove the weights of an earlier stop, which would not belong to the new summary.
     for path in (folder.weights, folder.caffemodel):

@@ -1,5 +1,6 @@
 """Records and displays a training run: its updates, its evaluations, and its progress."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -22,6 +23,7 @@ from shards.shard_status import ShardStatus
 from worker.job.options import DEFAULT_SEED
 from worker.job.shards import in_words
 from worker.training.evaluation import Evaluation
+from worker.training.worker_times import TimesTally, count_restarts
 
 
 class RunObserver(ClosingContext):
@@ -48,10 +50,12 @@ class RunObserver(ClosingContext):
         self._seed = seed
         self.evaluations = EvaluationsFile(folder.evaluations, upto=begins_at)
         self.updates: UpdatesWriter | None = None
+        self.times = TimesTally()
+        self._began = time.monotonic()
         self._cluster: Cluster | None = None
 
     def started(self, cluster: Cluster, restored: list[int] | None) -> None:
-        self._cluster = cluster
+        self._cluster, self._began = cluster, time.monotonic()
         cluster.save(self._folder.cluster)
         self.updates = self._folder.open_updates(
             job=short_id(cluster.job),
@@ -64,6 +68,7 @@ class RunObserver(ClosingContext):
         assert self.updates is not None, "started comes first"
         with self._survives_loss():
             self.updates.write(records)
+        self.times.add(records, count_restarts(statuses), time.monotonic() - self._began)
         # Before the first worker registers, keep displaying what is being started.
         if statuses[0].workers:
             self._progress.update(statuses, records)

@@ -14,9 +14,9 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from deploy.run.worker_times import TimesTally, goodput
 from shards.shard_status import Histogram, ShardStatus, Standing, WorkerStatus
 from worker.training.figures import RecentLoss, Rows, UpdateTally
+from worker.training.worker_times import TimesTally, count_restarts, goodput
 
 WINDOW_S = 10.0
 
@@ -163,7 +163,7 @@ class Meter:
         self._loss = self._mean_loss(records)
         earlier = self._looks[0]
         first, planned = statuses[0], self._steps * self._workers
-        restarts = _restarts(statuses)
+        restarts = count_restarts(statuses)
         self._times.add(records, restarts, now - self._started)
         workers = self._read_workers(statuses, restarts)
         steps_per_s = _rate(earlier.statuses[0].steps, first.steps, now - earlier.time)
@@ -258,15 +258,6 @@ class Meter:
             restarts=restarts,
             goodput=useful,
         )
-
-
-def _restarts(statuses: Sequence[ShardStatus]) -> dict[str, int]:
-    """The takeovers of each worker by a next life, as the shard says that knows of most."""
-    restarts: dict[str, int] = {}
-    for status in statuses:
-        for worker in status.workers:
-            restarts[worker.worker] = max(worker.takeovers, restarts.get(worker.worker, 0))
-    return restarts
 
 
 def _standing(worker: WorkerStatus, waits: bool, steps: int) -> str:

@@ -5,13 +5,14 @@ Pure functions compute them from the shards' counters and the workers' reports. 
 the whole run; rates and shares cover only the time since it was resumed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from shards.shard_status import ShardStatus
 from worker.training.figures import UpdateTally
 from worker.training.training_loop import WorkerReport
+from worker.training.worker_times import WorkerTimes, goodput
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +34,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     kept.
     """
     samples: int
-    """Training examples in all updates."""
+    """Training examples in all pushes, dropped ones included."""
     updates: int
     """The version of the final weights: pushes that every shard has applied."""
     workers: int
@@ -72,7 +73,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
     """What workers computed on: `cpu`, or `gpu:N`, a GPU of the worker's host."""
     goodput: dict[str, float] = {}
-    """The `compute_share` of each worker by itself, steps of dropped pushes included."""
+    """The share of each worker's time in useful steps, since the run was started or last resumed.
+    Steps of dropped pushes are not useful, and the time that a death has cost is lost.
+    """
     dropped: int = 0
     """Pushes that a shard dropped because they came too late for their round or quorum."""
 
@@ -91,6 +94,7 @@ def summarise(
     earlier_s: float = 0.0,
     fresh_samples: int | None = None,
     former: Sequence[ShardStatus] = (),
+    times_s: Mapping[str, WorkerTimes] | None = None,
 ) -> Summary:
     """The summary of a run from its shards' last statuses (one per shard) and its workers' reports.
 
@@ -98,7 +102,8 @@ def summarise(
     `workers` is the configured number, `seconds` the wall time of the training since
     then, and `earlier_s` that of the parts before. An update counts once every
     shard has applied it. For a run that was resharded, `former` has the last statuses of its former
-    shards, and `fresh_samples` counts the samples of each fresh update once.
+    shards, and `fresh_samples` counts the samples of each fresh update once. `times_s` are the
+    times of each worker, as its records say.
     """
     samples = fresh.samples / len(statuses) if fresh_samples is None else fresh_samples
     gaps = (status.max_clock_gap for status in (*former, *statuses))
@@ -126,7 +131,7 @@ def summarise(
         serialise_share=_share(reports, "serialise_s"),
         transports=tuple(sorted({kind for report in reports for kind in report.transports})),
         devices=tuple(sorted({report.device for report in reports})),
-        goodput=_goodput(reports),
+        goodput=_goodput(times_s or {}),
         dropped=sum(report.dropped for report in reports),
     )
 
@@ -144,10 +149,9 @@ def _restarts(statuses: Sequence[ShardStatus]) -> int:
     return sum(takeovers.values())
 
 
-def _goodput(reports: Sequence[WorkerReport]) -> dict[str, float]:
-    """The share of its time that each worker spent on its steps; several lives count together."""
-    names = sorted({report.worker for report in reports})
-    shares = {n: _share([r for r in reports if r.worker == n], "compute_s") for n in names}
+def _goodput(times_s: Mapping[str, WorkerTimes]) -> dict[str, float]:
+    """The goodput of each worker for which one was measured."""
+    shares = {name: goodput([times]) for name, times in sorted(times_s.items())}
     return {name: share for name, share in shares.items() if share is not None}
 
 

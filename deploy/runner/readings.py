@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 
 from deploy.run.progress_model import Readings
-from deploy.run.worker_times import TimesTally, WorkerTimes, goodput
 from deploy.runner.job_folder import NEWEST, SERIES
 from ps.whole_files import whole_file
 from shards.errors import UNDECODABLE
 from worker.training.figures import Rows, StalenessCounts, UpdateTally
+from worker.training.worker_times import TimesTally, WorkerTimes, goodput
 
 MAX_POINTS = 4000
 Value = TypeVar("Value")

@@ -32,7 +32,8 @@ def parameters(weights: Any) -> worker.Parameters:
 def watched(callback: worker.Callback) -> Generator[None, None, None]:
     """A run of two updates, a test, and a status without updates; stops before its end."""
     records = np.zeros(2, RECORD)
-    records["loss"], records["staleness"] = [1.0, 3.0], [0, 1]
+    records["loss"], records["staleness"], records["worker"] = [1.0, 3.0], [0, 1], b"w0"
+    records["compute_s"], records["wait_s"] = [1.0, 2.0], [2.0, 1.0]
     run = worker.WatchedRun(2, SETTINGS, tests=True)
     with watching([callback], run, parameters) as watch:
         watch.started(CLUSTER, None)
@@ -64,6 +65,7 @@ def test_events_of_tensorboard(tmp_path: Path) -> None:
         "train/loss": [(20, 2.0)],
         "train/staleness": [(20, 0.5)],
         "train/rate": [(20, 0.5)],
+        "train/goodput": [(20, 0.5)],
         "test/accuracy": [(20, 0.75)],
     }
 
@@ -88,6 +90,7 @@ def test_a_run_in_mlflow(tmp_path: Path) -> None:
         "train/loss": 2.0,
         "train/staleness": 0.5,
         "train/rate": 0.5,
+        "train/goodput": 0.5,
         "test/accuracy": 0.75,
     }
     assert [each.step for each in client.get_metric_history(callback.run_id, "train/loss")] == [20]
@@ -111,6 +114,7 @@ def test_figures_for_prometheus() -> None:
             'downpour_job_samples_total{job="j1"} 20.0',
             'downpour_job_loss{job="j1"} 2.0',
             'downpour_job_staleness_updates{job="j1"} 0.5',
+            'downpour_job_goodput_ratio{job="j1"} 0.5',
             'downpour_job_test{figure="accuracy",job="j1"} 0.75',
         ):
             assert line in lines

@@ -36,6 +36,7 @@ from worker.job.option_fields import Options, list_options
 from worker.strategies import Strategy
 from worker.training.evaluation import Evaluation
 from worker.training.figures import UpdateTally
+from worker.training.worker_times import TimesTally, count_restarts, goodput
 
 Floats = NDArray[np.float32]
 Plain = str | int | float | bool
@@ -47,7 +48,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     `iteration` is a step of every worker, `samples` the rows trained on, `seconds` the time since
     the start. `loss` and `staleness` are means over the updates, None where none had any; `rate` is
     the learning rate. `samples_s` is the number of rows a second since the last status. `workers`
-    are registered at present.
+    are registered at present. `goodput` is the share of the workers' time so far in useful steps,
+    without those of dropped pushes and what a death has cost; None before any was measured.
     """
 
     iteration: int
@@ -59,6 +61,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     samples_s: float
     workers: int
+    goodput: float | None = None
 
 
 class Parameters:
@@ -278,6 +281,7 @@ class Watch:
         self._logger: Logger = logger("worker")
         self._began = time.monotonic()
         self._last = 0.0, 0
+        self._times = TimesTally()
         self._result: Parameters | None = None
         self._over = False
 
@@ -295,6 +299,7 @@ class Watch:
         figures = UpdateTally.of([pushed])
         seconds = time.monotonic() - self._began
         before_s, before = self._last
+        self._times.add(records, count_restarts(statuses), seconds)
         status = RunStatus(
             iteration=first.steps // self._run.workers,
             samples=first.samples,
@@ -305,6 +310,7 @@ class Watch:
             rate=first.rate,
             samples_s=max(0.0, (first.samples - before) / max(seconds - before_s, 1e-9)),
             workers=len(first.workers),
+            goodput=goodput([*self._times.times_s.values()]),
         )
         self._last = seconds, first.samples
         self._call("progressed", status)

@@ -103,7 +103,7 @@ class MLflow(Callback):
         if status is None:
             return
         self._written_s = status.seconds
-        names = ("loss", "staleness", "rate", "samples_s")
+        names = ("loss", "staleness", "rate", "samples_s", "goodput")
         self._record({f"train/{name}": getattr(status, name) for name in names}, status.samples)
 
     def _record(self, values: Mapping[str, float | None], samples: int) -> None:

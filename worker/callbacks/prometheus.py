@@ -18,9 +18,9 @@ class Prometheus(Callback):
     The server listens on loopback unless `host` is another address, and begins with the first run;
     port 0 is any free one, and `port` is then the one chosen. Anybody who reaches it can read the
     figures: downpour_job_updates_total, downpour_job_samples_total, downpour_job_loss,
-    downpour_job_staleness_updates, downpour_job_rate, downpour_job_workers, each by `job`; and
-    downpour_job_test by `job` and `figure`. Loss and staleness are means over the pushes since the
-    last status.
+    downpour_job_staleness_updates, downpour_job_rate, downpour_job_workers and
+    downpour_job_goodput_ratio, each by `job`; and downpour_job_test by `job` and `figure`. Loss and
+    staleness are means over the pushes since the last status.
 
     Raises BadInput without the library prometheus-client, and for an address that is in use.
     """
@@ -40,6 +40,7 @@ class Prometheus(Callback):
             "staleness_updates": "Mean staleness of updates.",
             "rate": "The learning rate.",
             "workers": "Workers that are registered.",
+            "goodput_ratio": "The share of the workers' time in useful steps.",
         }
         self._gauges = {name: self._gauge(name, text, "job") for name, text in figures.items()}
         self._tests = self._gauge("test", "The latest test of the weights.", "job", "figure")
@@ -66,6 +67,7 @@ class Prometheus(Callback):
             "staleness_updates": status.staleness,
             "rate": status.rate,
             "workers": status.workers,
+            "goodput_ratio": status.goodput,
         }
         for name, value in values.items():
             if value is not None:

@@ -58,7 +58,7 @@ class TensorBoard(Callback):
         """Write the means of the pushes since the last call, if there are any."""
         if not status.updates:
             return
-        for name in ("loss", "staleness", "rate", "samples_s"):
+        for name in ("loss", "staleness", "rate", "samples_s", "goodput"):
             if (value := getattr(status, name)) is not None:
                 self._writer.add_scalar(f"train/{name}", value, status.samples)
         self._writer.flush()

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from shards.shard_status import ShardStatus
 from worker.training.figures import Rows
 
 _RECENT = 256  # pushes of a worker: another shard's record of a dropped one comes soon
@@ -41,6 +42,15 @@ def goodput(times: Sequence[WorkerTimes]) -> float | None:
     """The share of these workers' time in useful steps; None before any was measured."""
     total = sum(part.seconds for part in times)
     return sum(part.compute for part in times) / total if total > 0 else None
+
+
+def count_restarts(statuses: Sequence[ShardStatus]) -> dict[str, int]:
+    """The takeovers of each worker by a next life, as the shard says that knows of most."""
+    restarts: dict[str, int] = {}
+    for status in statuses:
+        for worker in status.workers:
+            restarts[worker.worker] = max(worker.takeovers, restarts.get(worker.worker, 0))
+    return restarts
 
 
 class _Account:

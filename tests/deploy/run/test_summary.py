@@ -6,6 +6,7 @@ import pytest
 from deploy.run.summary import Summary, summarise
 from tests.support.run_records import records, report, status, summary, worker
 from worker.training.figures import UpdateTally
+from worker.training.worker_times import WorkerTimes
 
 
 def test_the_keys_are_those_agreed_upon() -> None:
@@ -84,20 +85,26 @@ def test_a_run_is_summed_up() -> None:
         network_share=0.0625,
         serialise_share=0.025,
         devices=("cpu",),
-        goodput={"w0": 0.75},
     )
 
 
 def test_each_worker_has_its_own_goodput() -> None:
-    """Over all its lives, with the pushes that came too late added up; none without any time."""
-    reports = [
-        report(3.0, worker="w1", compute_s=3.0, dropped=2),
-        report(1.0, worker="w1", compute_s=0.0, dropped=1),
-        report(2.0, worker="w0", compute_s=1.0),
-        report(0.0, worker="w2"),
-    ]
+    """Without dropped steps and what a death has cost; none without any time. Pushes that came too
+    late are added up over all lives.
+    """
+    reports = [report(3.0, worker="w1", dropped=2), report(1.0, worker="w1", dropped=1)]
     got = summarise(
-        [status()], UpdateTally(), reports, workers=3, staleness_bound=None, seconds=4.0
+        [status()],
+        UpdateTally(),
+        reports,
+        workers=3,
+        staleness_bound=None,
+        seconds=4.0,
+        times_s={
+            "w1": WorkerTimes(compute=3.0, wait=0.5, lost=0.5),
+            "w0": WorkerTimes(compute=1.0, data=1.0),
+            "w2": WorkerTimes(),
+        },
     )
     assert got.goodput == {"w0": 0.5, "w1": 0.75}
     assert got.dropped == 3

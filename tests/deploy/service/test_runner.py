@@ -10,7 +10,6 @@ import pytest
 from deploy.run.folder import lock_folder
 from deploy.run.progress_model import Readings, ShardReading, WorkerReading
 from deploy.run.settings import TrainSettings
-from deploy.run.worker_times import WorkerTimes
 from deploy.runner import job_folder
 from deploy.runner.attempt import run_attempt
 from deploy.runner.journal import Journal, JournalReader, PatientJournal
@@ -29,6 +28,7 @@ from shards.update_records import RECORD
 from tests.support import run_records
 from tests.support.journal_reads import counted_bytes
 from worker.training.evaluation import Evaluation
+from worker.training.worker_times import WorkerTimes
 
 
 def readings(

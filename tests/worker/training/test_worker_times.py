@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from deploy.run.worker_times import TimesTally, WorkerTimes, goodput
 from shards.update_records import RECORD
+from worker.training.worker_times import TimesTally, WorkerTimes, goodput
 
 
 def pushes(*rows: dict[str, Any]) -> NDArray[np.void]:
