@@ -62,7 +62,7 @@ from shards.replication_messages import (
     ToPeer,
 )
 from shards.reshard_state import ReshardProgress
-from shards.shard import Shard
+from shards.shard import Expiry, Shard
 from shards.state_pieces import AHEAD, CutState, GatheredState
 from shards.transition_io import Outgoing
 from shards.wire_format import Buffer
@@ -86,13 +86,16 @@ class Effects(msgspec.Struct, frozen=True):
     beat: Beat | None = None
 
 
+_NOTHING_DUE = Expiry([], [])
+
+
 class _Entry(msgspec.Struct, frozen=True):
     """One entry of the replication log, kept until the backup has reported it."""
 
     position: int
     at: float
     frames: Frames
-    expired: tuple[str, ...]
+    due: Expiry
 
 
 class _Copied(msgspec.Struct, frozen=True):
@@ -230,7 +233,7 @@ class ShardReplica:
         unchanged = any(leaves_state_unchanged(answer.message) for answer in answers)
         if unchanged or not isinstance(message, CHANGING):
             return self._answer(answers)
-        return self._log(now, (wire_format.encode(message), *frames), (), answers)
+        return self._log(now, (wire_format.encode(message), *frames), answers)
 
     def tick(self, now: float) -> Effects:
         """Expire leases, and repeat to a silent backup what it has not reported."""
@@ -243,9 +246,12 @@ class ShardReplica:
             return Effects(answers, posts)
         # At least once: an empty list still applies a buffer, and the backup must do so at the same
         # point.
-        for begin in range(0, max(1, len(due)), MAX_EXPIRED):
-            some = tuple(due[begin : begin + MAX_EXPIRED])
-            effects = self._log(now, (), some, self.shard.expire(some, now))
+        for begin in range(0, max(1, len(due.workers)), MAX_EXPIRED):
+            some = due.workers[begin : begin + MAX_EXPIRED]
+            # With the last: a report of a worker that is silent may not be missed any more.
+            last = begin + MAX_EXPIRED >= len(due.workers)
+            part = Expiry(some, due.merges if last else [])
+            effects = self._log(now, (), self.shard.expire(some, now, part.merges), part)
             answers += effects.answers
             posts += effects.posts
         return Effects(answers, posts)
@@ -293,13 +299,13 @@ class ShardReplica:
     # --- as a primary -----------------------------------------------------------------------------
 
     def _log(
-        self, now: float, frames: Frames, expired: tuple[str, ...], answers: list[Outgoing]
+        self, now: float, frames: Frames, answers: list[Outgoing], due: Expiry = _NOTHING_DUE
     ) -> Effects:
         """Number what was just applied, send it to the backup, and hold back its answers."""
         self.position += 1
         posts = []
         if self._active is not None and self._active.backup is not None:
-            entry = _Entry(self.position, now, frames, expired)
+            entry = _Entry(self.position, now, frames, due)
             if not self._unreported and self._reported is not None:
                 self._quiet_since = now
             self._unreported.append(entry)
@@ -359,7 +365,7 @@ class ShardReplica:
     def _replicate(self, entry: _Entry) -> Post:
         assert self._active is not None
         assert self._active.backup is not None
-        message = Replicate(self._active.epoch, entry.position, entry.at, list(entry.expired))
+        message = Replicate(self._active.epoch, entry.position, entry.at, *entry.due)
         return Post(self._active.backup, message, entry.frames)
 
     def _repeat(self, now: float) -> list[Post]:
@@ -458,7 +464,7 @@ class ShardReplica:
     def _apply(self, message: Replicate, frames: Sequence[Buffer]) -> None:
         """Apply the primary's entry to this shard and drop the answers, which the primary gives."""
         if not frames:
-            self.shard.expire(message.expired, message.at)
+            self.shard.expire(message.expired, message.at, message.merges)
         else:
             request = wire_format.decode_request(frames[0])
             if isinstance(request, Registered):

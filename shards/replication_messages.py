@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from shards.messages import Count, Name, Piece
+from shards.tables import MAX_TABLES
 
 Epoch = Count
 MAX_EXPIRED = 1024
@@ -61,14 +62,16 @@ class Assignment(msgspec.Struct, frozen=True, tag="assignment", forbid_unknown_f
 class Replicate(msgspec.Struct, frozen=True, tag="replicate", forbid_unknown_fields=True):
     """Entry `position` of the primary's replication log; `at` is the primary's clock in seconds.
 
-    The frames are a message's header and payload. With `expired` there are none: the entry says
-    that the leases of these workers, at most `MAX_EXPIRED`, ran out.
+    The frames are a message's header and payload. Without any the entry is a tick's: the leases of
+    the workers `expired`, at most `MAX_EXPIRED`, ran out, and the grace for reports on the tables
+    `merges` ended.
     """
 
     epoch: Epoch
     position: Count
     at: float
     expired: Annotated[list[Name], Meta(max_length=MAX_EXPIRED)] = []
+    merges: Annotated[list[Name], Meta(max_length=MAX_TABLES)] = []
 
 
 class Sync(msgspec.Struct, frozen=True, tag="sync", forbid_unknown_fields=True):

@@ -13,8 +13,8 @@ it would be late again at each round. With a quorum it waits only for the grace,
 before that, the open round may need its next report.
 
 Time decides only when the grace after a quorum ends, and only the driver's tick looks at it: a tick
-that merges is logged and replicated as one. Everything else, the merge at a tick included, follows
-from the messages, so replays and copies merge at the same points.
+that merges is logged and replicated with the tables that it merges. Everything else follows from
+the messages, so replays and copies merge at the same points.
 """
 
 from collections.abc import Collection, Iterable
@@ -155,25 +155,28 @@ class ReportTracker:
         """The tables on which every active worker has reported, in time or late."""
         return [table for table in self.tables if not self._missing(table, active)]
 
-    def quorate(self, active: Collection[str]) -> list[str]:
+    def quorate(self) -> list[str]:
         """The tables with enough reports, whether or not their grace has ended."""
         size = self._quorum.size
-        return [
-            table
-            for table in self.tables
-            if not self._missing(table, active)
-            or (size is not None and len(self.by_table[table].workers) >= size)
-        ]
+        if size is None:
+            return []
+        return [table for table in self.tables if len(self.by_table[table].workers) >= size]
 
     def next_end(self, active: Collection[str]) -> float | None:
         """When the first grace after a quorum ends, by the shard's clock; None without one.
 
         It is long ago where the reports came with a state or from another copy, of another clock.
         """
+        return min(self._find_ends(active).values(), default=None)
+
+    def find_ended(self, active: Collection[str], now: float) -> list[str]:
+        """The tables that wait for nobody any more."""
+        return [table for table, end in self._find_ends(active).items() if end <= now]
+
+    def _find_ends(self, active: Collection[str]) -> dict[str, float]:
         # A complete one waits for nobody: a quiesce has kept it open.
         complete = dict.fromkeys(self.complete(active), 0.0)
-        ends = {table: self._ends.get(table, 0.0) for table in self.quorate(active)} | complete
-        return min(ends.values(), default=None)
+        return {table: self._ends.get(table, 0.0) for table in self.quorate()} | complete
 
     def forget_times(self) -> None:
         """End every grace: its end is a time of another clock."""

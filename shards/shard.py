@@ -24,6 +24,7 @@ hold what `Export` returns), and assigning keys to shards.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from cupy_kernels.backends import HOST, Backend
 from shards.admin_requests import AdminRequests, FromOperator
@@ -57,6 +58,13 @@ from shards.spec import ShardSpec
 from shards.transition_io import Arrival, Outgoing, refuse_request
 from shards.wire_format import Buffer
 from shards.worker_requests import WorkerRequests
+
+
+class Expiry(NamedTuple):
+    """The workers with leases that ran out, and the tables with a grace that ended."""
+
+    workers: list[str]
+    merges: list[str]
 
 
 class Shard:
@@ -160,22 +168,20 @@ class Shard:
         Before a late call the driver calls `forgive_silence`.
         """
         due = self.due(now)
-        return [] if due is None else self.expire(due, now)
+        return [] if due is None else self.expire(due.workers, now, due.merges)
 
-    def due(self, now: float) -> list[str] | None:
-        """The workers to `expire` now, perhaps none; None if there is nothing to do.
+    def due(self, now: float) -> "Expiry | None":
+        """The arguments for a call of `expire` now; None if there is nothing to do.
 
         Exports with no further requests are dropped here: no answer depends on when that happens.
 
         A quiesce may end by itself after the last lease has run out. No message then
-        triggers the buffered pushes; calling `expire` with an empty list applies them, and merges
-        reports whose grace has ended.
+        triggers the buffered pushes; calling `expire` with empty lists applies them.
         """
         self._admin.exports.expire(now)
         silent = self.ledger.silent(now)
-        merge_at = self.workers.next_merge(now)
-        owes = self.workers.owes_flush(now) or (merge_at is not None and merge_at <= now)
-        return silent if silent or owes else None
+        merges = self.workers.due_merges(now)
+        return Expiry(silent, merges) if silent or merges or self.workers.owes_flush(now) else None
 
     def next_merge(self, now: float) -> float | None:
         """When the driver has to call `tick` for reports that wait, by its clock; None if never."""
@@ -189,9 +195,14 @@ class Shard:
         """
         self.ledger.forgive_silence(late_s)
 
-    def expire(self, workers: Sequence[str], now: float) -> list[Outgoing]:
-        """Stop counting these workers at the gate: their leases ran out."""
-        return self.workers.expire(workers, now)
+    def expire(
+        self, workers: Sequence[str], now: float, merges: Sequence[str] = ()
+    ) -> list[Outgoing]:
+        """Stop counting these workers at the gate: their leases ran out.
+
+        `merges` are the tables on which the reports are merged without those that are missing.
+        """
+        return self.workers.expire(workers, now, merges)
 
     def refuse(self, sender: bytes, request: int, error: DownpourError) -> Outgoing:
         """The Refusal for `error`; the driver also uses it for bytes that are not a message."""

@@ -12,7 +12,8 @@ The WAL holds:
   (dense_part.py), and its sum rounds differently from one push after another, so a turn is
   replayed as a whole. A request that is not kept may have ended such a pass; the next kept one is
   then marked `apart`. Pulls end no pass.
-- *Expired leases*, by worker: the WAL has no clock of its own to decide them.
+- *Ticks*: the workers with leases that ran out, and the tables with a grace that ended. The WAL has
+  no clock of its own to decide them.
 - The *opening* of each file: its number, the shard's spec, the incarnation that writes it, and the
   length of the file before it. Replaying the opening of a new incarnation drops parked requests,
   because that incarnation did not have them; their workers ask again.
@@ -73,7 +74,7 @@ from shards.spec import ShardSpec
 from shards.transition_io import Arrival, Outgoing
 from shards.wire_format import Buffer
 
-FORMAT = 6
+FORMAT = 7
 MAGIC = b"\x93DPSWAL\n"
 _EARLIER = b"\x93DPSLOG\n"  # the magic of formats 1 to 4, with shorter checks
 _HEAD = struct.Struct("<8sIQQQ")
@@ -100,10 +101,11 @@ class Turn(msgspec.Struct, frozen=True, tag="turn"):
 
 
 class Expired(msgspec.Struct, frozen=True, tag="expired"):
-    """The leases of `workers` ran out."""
+    """The leases of `workers` ran out, and the grace for reports on the tables `merges` ended."""
 
     at: float
     workers: list[Name]
+    merges: list[Name] = []
 
 
 class Opening(msgspec.Struct, frozen=True, tag="opening"):
@@ -347,7 +349,7 @@ class Replay:
                 self._turn(entry, frames)
             case Expired():
                 self._from_base = False
-                self.shard.expire(entry.workers, entry.at)
+                self.shard.expire(entry.workers, entry.at, entry.merges)
 
     def _restore(self, entry: LoggedState, frames: Sequence[Buffer]) -> None:
         self.shard.restore(shard_state.decode(frames)[0])

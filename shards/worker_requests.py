@@ -135,16 +135,26 @@ class WorkerRequests:
         reply = Outgoing(sender, Left(message.request, self._spec.shard, self._boot))
         return [reply, *self.open(now)]
 
-    def expire(self, workers: Sequence[str], now: float) -> list[Outgoing]:
-        """Stop counting these workers at the gate: their leases ran out."""
+    def expire(
+        self, workers: Sequence[str], now: float, merges: Sequence[str] = ()
+    ) -> list[Outgoing]:
+        """Stop counting these workers at the gate: their leases ran out.
+
+        The reports on the tables `merges`, if they are still open, are merged without those that
+        are missing.
+        """
         self._ledger.expire(workers)
         self.gate.forget(*workers)
         for worker in workers:
             self._serving.forget(worker)
         self.flush(now)
         if not self._reshard.has_begun(now):
-            # Whether or not the grace has ended: a replay has no clock to know.
-            self._updates.merge_reports(self._updates.reports.quorate(self._ledger.active))
+            # Those named have ended: a replay has no clock to know which.
+            reports = self._updates.reports
+            named = (table for table in reports.quorate() if table in merges)
+            self._updates.merge_reports(
+                list(dict.fromkeys((*reports.complete(self._ledger.active), *named)))
+            )
         return self.open(now)
 
     def merge_complete(self, now: float) -> None:
@@ -161,6 +171,12 @@ class WorkerRequests:
         if not self._updates.reports.tables or self._reshard.has_begun(now):
             return None
         return self._updates.reports.next_end(self._ledger.active)
+
+    def due_merges(self, now: float) -> list[str]:
+        """The tables with reports that wait for nobody any more."""
+        if not self._updates.reports.tables or self._reshard.has_begun(now):
+            return []
+        return self._updates.reports.find_ended(self._ledger.active, now)
 
     def flush(self, now: float) -> None:
         """Apply what a buffer holds if no worker is left to fill it.

@@ -59,6 +59,7 @@ class Promise(StrEnum):
     SAME_COPY = "a backup equals its primary at the same entry"
     SETTINGS = "a change of the settings that a shard has answered stays in force"
     ONE_PRIMARY = "at most one primary commits in an epoch"
+    GRACE = "reports are merged without those of others when their grace has ended, not before"
     PROGRESS = "when the faults end, every worker and shard finishes"
     BOUNDED = "memory is bounded"
     NO_SURPRISE = "only errors that the faults explain are raised"

@@ -67,8 +67,10 @@ class Copy(ShardProcess):
     def _tick(self) -> None:
         if self.replica.serving and self.shard.ledger.silent(self.now):
             self._group._world.calm = False
+        before = self._group.open_reports(self.shard)
         self._group.perform(self, self.replica.tick(self.now))
         if self.replica.serving:
+            self._group.check_not_early(self.shard, before, self.now)
             self._group.check_merged(self.shard, self.now)
         self._check_followed()
 
@@ -150,6 +152,8 @@ class ReplicatedShardHost(ShardHost):
         effects = process.replica.handle(
             arrival.sender, arrival.message, arrival.frames, process.now
         )
+        if process.replica.serving:
+            self.note_reports(process.shard, [arrival], process.now)
         self.perform(process, effects)
 
     def assign(self, copy: Copy, assignment: Assignment) -> None:

@@ -32,7 +32,7 @@ from shards import shard_state, wire_format
 from shards.aggregation import EACH, ROUND, Quorum
 from shards.errors import DownpourError
 from shards.ledger import Ledger
-from shards.messages import Ack, Install, Joined, LiveSettings, SettingsInForce, Weights
+from shards.messages import Ack, Install, Joined, LiveSettings, Push, SettingsInForce, Weights
 from shards.shard import Shard
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.transition_io import Arrival, Outgoing
@@ -75,6 +75,16 @@ class ShardProcess(SimulatedProcess):
         return np.concatenate([former[select_rows(former, ends)], recent])
 
 
+class Graces:
+    """Until when others are waited for, by table and the version that opened its round."""
+
+    def __init__(self, shard: Shard | None) -> None:
+        """They are of reports that this `shard` has received itself."""
+        self.shard = shard
+        self.ends: dict[tuple[str, int], float] = {}
+        self.seen: set[tuple[str, str, int, int]] = set()
+
+
 class ShardHost:
     """One shard of a simulated cluster, in one process or several."""
 
@@ -91,6 +101,7 @@ class ShardHost:
         self._world = world
         self._fresh = fresh
         self._quorate: dict[tuple[str, int], float] = {}  # since when, by a tick
+        self._graces = Graces(None)
         self._acknowledged: dict[str, int] = {}  # the last acknowledged push of each worker
         self._handed_over: int | None = None
         self._handed_down: dict[str, int] = {}  # the last push of each worker in its first state
@@ -225,6 +236,46 @@ class ShardHost:
         arrays |= shard_state.empty_tables(self._world.layout)
         state = ShardState(SavedProgress(0, 0, 0, Ledger()), arrays)
         return Install(1, self._world.job), [bytes(frame) for frame in shard_state.encode(state)]
+
+    def note_reports(self, shard: Shard, arrivals: Sequence[Arrival], now: float) -> None:
+        """Note, after requests, until when the reports among them let others be waited for."""
+        merge = shard.spec.merge
+        if not isinstance(merge, Quorum):
+            return
+        known = self._graces
+        if known.shard is not shard:  # it has no times of reports that an earlier process received
+            self._graces = known = Graces(shard)
+        for message in (arrival.message for arrival in arrivals):
+            if not (isinstance(message, Push) and message.parts):
+                continue
+            table = message.parts[0].table
+            reports = shard.updates.reports.by_table.get(table)
+            report = table, message.worker, message.incarnation, message.seq
+            if reports is None or message.worker not in reports.workers or report in known.seen:
+                continue
+            known.seen.add(report)
+            end = now + merge.grace * merge.overlap * message.compute_s / max(1, message.steps)
+            key = table, reports.changed
+            known.ends[key] = min(end, known.ends.get(key, end))
+
+    def check_not_early(
+        self, shard: Shard, before: Mapping[str, tuple[int, set[str]]], now: float
+    ) -> None:
+        """Check, after a tick, that what it merged had waited for its grace; see `open_reports`."""
+        active = set(shard.ledger.active)
+        for table, (changed, reporters) in before.items():
+            merged = shard.updates.reports.by_table[table].changed != changed
+            end = self._graces.ends.get((table, changed), now)
+            if self._graces.shard is shard and merged and end > now and active - reporters:
+                text = f"the reports on {table} are merged {end - now:g} s before their grace ends"
+                raise Violation(Promise.GRACE, text)
+
+    def open_reports(self, shard: Shard) -> dict[str, tuple[int, set[str]]]:
+        """Of each table, the version that opened its round, and who is not waited for in it."""
+        return {
+            table: (reports.changed, {*reports.workers, *reports.sitting})
+            for table, reports in shard.updates.reports.by_table.items()
+        }
 
     def check_merged(self, shard: Shard, now: float) -> None:
         """Check, after a tick, that no reports wait longer than any grace allows."""

@@ -58,6 +58,7 @@ class SingleShardHost(ShardHost):
         super().__init__(world, number, fresh=fresh)
         self._process = ShardProcess(world.clock, f"shard {number}")
         self._boot = 0
+        self._tick_at = 0.0  # the end of a grace, for which a tick is planned
         self._waiting: list[Arrival] = []
         self._savings: list[Saving] = []
         self._requests = itertools.count(2)  # a repeated one reopens its export
@@ -103,14 +104,26 @@ class SingleShardHost(ShardHost):
     def _take_turn(self) -> None:
         arrivals, self._waiting = self._waiting, []
         self._act(lambda: self._log_or_shard.handle_together(arrivals, self._process.now))
+        self.note_reports(self.shard, arrivals, self._process.now)
+        self._plan_tick()
 
     def _tick(self) -> None:
         silent = self.shard.ledger.silent(self._process.now)
         if silent:
             self._world.calm = False
             check_silent(self._world, self, silent)
+        before = self.open_reports(self.shard)
         self._act(lambda: self._log_or_shard.tick(self._process.now))
+        self.check_not_early(self.shard, before, self._process.now)
         self.check_merged(self.shard, self._process.now)
+        self._plan_tick()
+
+    def _plan_tick(self) -> None:
+        """Tick when the first grace of open reports ends, as a server does."""
+        now, end = self._process.now, self.shard.next_merge(self._process.now)
+        if end is not None and end > now and end != self._tick_at:
+            self._tick_at = end
+            self._process.after(end - now, self._tick)
 
     def _act(self, turn: Callable[[], Sequence[Outgoing]]) -> None:
         """Let the shard take a turn, and send its answers."""

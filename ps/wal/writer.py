@@ -305,9 +305,9 @@ class LoggedShard:
         due = self._shard.due(now)
         if due is None:
             return []
-        answers = self._shard.expire(due, now)
-        # An expired lease is logged, because the WAL has no clock to find it out by itself.
-        self._log.append(wal_format.Expired(now, due))
+        answers = self._shard.expire(due.workers, now, due.merges)
+        # A tick is logged, because the WAL has no clock to find out by itself what has ended.
+        self._log.append(wal_format.Expired(now, due.workers, due.merges))
         return _keep_addressed(answers)
 
 

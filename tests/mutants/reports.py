@@ -47,7 +47,16 @@ def a_merge_keeps_its_reports(patch: Patch) -> None:
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS, seed=5)
 def a_grace_never_ends(patch: Patch) -> None:
-    patch.setattr(ReportTracker, "next_end", lambda *_: None)
+    patch.setattr(ReportTracker, "find_ended", lambda *_: [])
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.GRACE, seed=1577)
+def a_tick_merges_every_quorum(patch: Patch) -> None:
+    def find_ended(self: ReportTracker, active: Any, now: float) -> list[str]:
+        ends = self._find_ends(active)
+        return list(ends) if any(end <= now for end in ends.values()) else []
+
+    patch.setattr(ReportTracker, "find_ended", find_ended)
 
 
 @MUTANTS.add(ClusterConfig.LOGGED, Promise.PROGRESS, seed=48)

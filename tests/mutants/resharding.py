@@ -163,7 +163,7 @@ def a_hand_over_is_answered_before_the_backup_has_it(patch: Patch) -> None:
         if not self.serving or not isinstance(message, HandOver):
             return original(self, sender, message, frames, now)
         answers = self.shard.handle(sender, message, frames, now)
-        posts = self._log(now, (wire_format.encode(message), *frames), (), []).posts
+        posts = self._log(now, (wire_format.encode(message), *frames), []).posts
         return Effects(answers, posts)
 
     original = ShardReplica.handle

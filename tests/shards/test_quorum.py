@@ -191,6 +191,20 @@ def test_a_quorum_waits_for_the_grace_and_no_longer() -> None:
     assert talk.shard.next_merge(talk.now) is None
 
 
+def test_a_tick_merges_only_what_has_ended() -> None:
+    """A grace that still runs on one table outlasts that of another, and the end of a lease."""
+    talk = fragments(Quorum(1, grace=0.5, overlap=4, average=Average.MEAN), "w", "v", "u")
+    report(talk, "w", 1, flat(FIRST, 1), steps=2, compute_s=2.0)  # until 2
+    report(talk, "w", 2, flat(SECOND, 2), table="second", steps=2, compute_s=6.0)  # until 6
+    talk.shard.ledger.entries["u"].lease_until = 1.0
+    talk.now = 1.0
+    talk.shard.tick(talk.now)
+    assert (talk.shard.version, len(talk.shard.ledger.active)) == (0, 2)
+    for now, merged, end in ((1.9, 0, 2.0), (2.0, 1, 6.0), (5.9, 1, 6.0), (6.0, 2, None)):
+        talk.shard.tick(now)
+        assert (talk.shard.version, talk.shard.next_merge(now)) == (merged, end)
+
+
 def test_when_all_have_reported_nobody_is_waited_for() -> None:
     """However long the grace; so with a size of all, and one above the number of workers."""
     for merge in (Quorum(1, overlap=100, grace=1), Quorum(None), Quorum(7)):
