@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from deploy.experiments.agreement import distance
+from deploy.experiments.cached_ssp import CachedSSP
 from deploy.experiments.cluster import Link, worker_name
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.problem import Workload
@@ -130,6 +131,8 @@ def check_real(trial: Trial) -> None:
     cluster = trial.cluster
     if trial.job().strategy.fragmented or trial.fragments > 1:
         raise BadInput("a real run", expected="a strategy of whole models", got=trial.strategy)
+    if isinstance(trial.job().strategy, CachedSSP):
+        raise BadInput("a real run", expected="a strategy without a cache", got=trial.strategy)
     if cluster.delays:
         raise BadInput("a real run", expected="no delays", got=cluster.delays)
     if not cluster.steady:

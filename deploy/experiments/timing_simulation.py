@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from deploy.experiments.cached_ssp import CachedSSP
 from deploy.experiments.cluster import HEADER_BYTES, Link, worker_name
 from deploy.experiments.jobs import SimulatedJob
 from shards.aggregation import Buffer, Round
@@ -107,6 +108,8 @@ class TimingSimulation:
         if strategy.fragmented:
             expected = "a strategy of whole models"
             raise BadInput("timing", expected=expected, got=strategy.name)
+        if isinstance(strategy, CachedSSP):
+            raise BadInput("timing", expected="a strategy without a cache", got=strategy.name)
         if cancel and (
             cluster.link or cluster.links or strategy.windowed or strategy.fetch_period > 1
         ):

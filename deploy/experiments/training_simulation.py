@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from deploy.experiments.cached_ssp import CachedSSP, WorkerCache
 from deploy.experiments.cluster import HEADER_BYTES, Link, WorkerKill, worker_name
 from deploy.experiments.fragment_cut import FragmentCut
 from deploy.experiments.jobs import SimulatedJob
@@ -287,6 +288,10 @@ class SimulatedTrainee:
         self.machine = self._machine(0, 0)
         self.streams: Streams = Streams.of(world, number) if former is None else former.streams
         self._links = self.streams.links
+        self._cache: WorkerCache | None = None
+        if isinstance(job.strategy, CachedSSP):
+            assert job.bound is not None, "as its check demands"
+            self._cache = WorkerCache(job.bound)
         self._pulls: deque[machine.WeightsPulled] = deque(maxlen=job.cluster.delays + 1)
         self._batch: Batch | None = None
         self._wants = self.machine.wants()
@@ -347,7 +352,10 @@ class SimulatedTrainee:
                 if isinstance(event, Pulled) and event.request == self._asked:
                     self._asked = None
                     self._waited_s += event.waited_s
-                    self._resume(self._keep_pull(event))
+                    pulled = self._keep_pull(event)
+                    if self._cache is not None:
+                        self._cache.keep(pulled, self._world.shards[0].ledger.min_clock or 0)
+                    self._resume(pulled)
                 elif isinstance(event, Pulled):
                     self._keep_fragment(event, now)
                 elif isinstance(event, Pushed):
@@ -397,6 +405,10 @@ class SimulatedTrainee:
                     self._batch = next(self.streams.batches)
                     answer = machine.BatchesRead(len(self._batch))
                 case machine.PullWeights():
+                    if self._cache is not None:
+                        answer = self._cache.read(want.clock)
+                        if answer is not None:
+                            continue
                     now = self._world.clock.now
                     self._asked, sends = self.session.pull(want.clock, now)
                     self._outbox += sends
@@ -439,6 +451,10 @@ class SimulatedTrainee:
             self._send()
 
     def _push(self, want: machine.PushContribution) -> None:
+        if self._cache is not None:
+            schedule = self.machine.plan.schedule
+            scale = self._world.job.strategy.server(self._world.job.cluster.workers).scale
+            self._cache.apply_own(want.contribution, scale * schedule.rate(self.machine.step))
         self._send_push(want.contribution, want, want.ticks)
 
     def _report(self, want: machine.PushReport) -> None:

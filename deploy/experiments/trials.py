@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import structs
 from threadpoolctl import threadpool_limits
 
+from deploy.experiments.cached_ssp import CachedSSP
 from deploy.experiments.cluster import ClusterModel
 from deploy.experiments.continued import ContinuedProblem
 from deploy.experiments.fragment_cut import FragmentCut
@@ -35,10 +36,10 @@ from shards.rules import RULES, Rule, rule_of
 from worker.strategies import STRATEGIES, Strategy, strategy_of, strategy_with_options
 from worker.strategies.base import Floats
 
-STRATEGY_KINDS: dict[str, type[msgspec.Struct]] = {
-    **STRATEGIES,
-    str(LossyDiLoCo.__struct_config__.tag): LossyDiLoCo,
+_EXPERIMENTAL: dict[str, type[LossyDiLoCo | CachedSSP]] = {
+    str(kind.__struct_config__.tag): kind for kind in (LossyDiLoCo, CachedSSP)
 }
+STRATEGY_KINDS: dict[str, type[msgspec.Struct]] = {**STRATEGIES, **_EXPERIMENTAL}
 """The strategies of experiments by name."""
 
 RULE_KINDS: dict[str, Any] = {**RULES, "proximal": Proximal}
@@ -101,6 +102,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         strategy = trial_strategy(self.strategy)
         if isinstance(strategy, LossyDiLoCo):
             return structs.replace(strategy, seed=self.seed)
+        if isinstance(strategy, CachedSSP):
+            strategy.check_simulated(self.cluster, self.rule)
         return strategy
 
     def problem(self) -> Workload:
@@ -187,9 +190,9 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SOURCES = (
-    "character_model", "cluster", "continued", "fragment_cut", "images", "jobs", "lenet",
-    "logistic", "lossy_diloco", "problem", "rate_schedules", "training_simulation", "trials",
-    "workloads",
+    "cached_ssp", "character_model", "cluster", "continued", "fragment_cut", "images", "jobs",
+    "lenet", "logistic", "lossy_diloco", "problem", "rate_schedules", "training_simulation",
+    "trials", "workloads",
 )  # fmt: skip
 
 
@@ -264,8 +267,8 @@ def run_trials(trials: Sequence[Trial], jobs: int = 1) -> Iterator[TrialResult]:
 def trial_strategy(text: str) -> Strategy:
     """The strategy in a text such as diloco:h=50; raises BadInput."""
     name, _, options = text.partition(":")
-    if name == LossyDiLoCo.__struct_config__.tag:
-        return strategy_with_options("strategy", LossyDiLoCo, options)
+    if name in _EXPERIMENTAL:
+        return strategy_with_options("strategy", _EXPERIMENTAL[name], options)
     return strategy_of("strategy", text)
 
 
