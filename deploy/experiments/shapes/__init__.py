@@ -11,16 +11,44 @@ from deploy.experiments.shapes import (
     fragments,
     local_updates,
     momentum,
+    second_asynchrony,
+    second_waiting,
+    second_windows,
     speed,
     uneven_data,
     waiting,
     windows,
 )
-from deploy.experiments.shapes.base import Shape
+from deploy.experiments.shapes.base import Judge, Registration, Shape
 from shards.errors import BadInput
 
+_SECOND: dict[int, tuple[Judge, range]] = {
+    1: (second_asynchrony.softsync, second_asynchrony.SEEDS),
+    2: (second_waiting.bounds, second_waiting.SEEDS),
+    3: (second_waiting.idling, second_waiting.SEEDS),
+    4: (second_windows.sparknet, second_windows.SEEDS),
+    5: (windows.elastic, second_windows.SEEDS),
+    6: (second_asynchrony.compensation, second_asynchrony.SEEDS),
+    8: (second_windows.momentum, second_windows.SEEDS),
+    9: (second_waiting.backups, second_waiting.SEEDS),
+    10: (second_windows.speed, second_windows.SEEDS),
+    11: (second_asynchrony.too_high_a_rate, second_asynchrony.SEEDS),
+    12: (second_windows.delays, second_windows.SEEDS),
+    13: (second_asynchrony.one_update_late, second_asynchrony.LATE_SEEDS),
+}
+_COMMIT, _COMMITTED_AT = "", ""
+"""The commit that registered them, and its time."""
+
+
+def _with_second(shape: Shape) -> Shape:
+    if shape.number not in _SECOND:
+        return shape
+    judge, seeds = _SECOND[shape.number]
+    return shape._replace(later=(Registration(2, judge, seeds, _COMMIT, _COMMITTED_AT),))
+
+
 SHAPES: dict[int, Shape] = {
-    shape.number: shape
+    shape.number: _with_second(shape)
     for shape in (
         asynchrony.SOFTSYNC,
         waiting.BOUNDS,

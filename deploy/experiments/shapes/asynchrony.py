@@ -48,13 +48,13 @@ def softsync(bench: Bench, control: bool) -> list[Check]:
     sync, *others = bench.run([structs.replace(base, rate=rates.greedy), *scaled, *fixed], seeds)
     by_n, at_fixed = others[: len(known)], others[len(known) :]
     return [
-        *_staleness(by_n, workers, known),
+        *staleness_checks(by_n, workers, known),
         _check_fixed_rate(at_fixed, known),
         _check_scaled_rate(by_n, sync, known),
     ]
 
 
-def _staleness(by_n: list[list[TrialResult]], workers: int, known: list[int]) -> list[Check]:
+def staleness_checks(by_n: list[list[TrialResult]], workers: int, known: list[int]) -> list[Check]:
     expected = [(workers - 1) * n / workers for n in known]
     means = [float(np.mean([result.mean_staleness for result in results])) for results in by_n]
     off = max(abs(is_ / was - 1) for is_, was in zip(means, expected, strict=True))

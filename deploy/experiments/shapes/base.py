@@ -109,7 +109,7 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> ShapeVerdict:
         premises = {check.verdict for check in self.checks if check.origin is Origin.PREMISE}
-        if premises - {ShapeVerdict.REPRODUCED}:
+        if premises - {ShapeVerdict.REPRODUCED} and not self.control:
             return ShapeVerdict.NOT_APPLICABLE
         verdicts = {check.verdict for check in self.checks if check.origin is Origin.SOURCE}
         if ShapeVerdict.NOT_REPRODUCED in verdicts:
@@ -177,9 +177,14 @@ class Bench:
         return ci if self.preset is Preset.CI else small
 
     def run(
-        self, trials: Iterable[Trial], seeds: int, *, first: int = 0
+        self, trials: Iterable[Trial], seeds: int, *, first: int | None = None
     ) -> list[list[TrialResult]]:
-        """The results of each trial with the seeds from `first`, a list for each trial."""
+        """The results of each trial with the seeds from `first`, a list for each trial.
+
+        By default the first is that of the registration.
+        """
+        if first is None:
+            first = self.seeds.start if self.seeds else 0
         levels, chosen = list(trials), range(first, first + seeds)
         assert self.seeds is None or set(chosen) <= set(self.seeds), "seeds that are registered"
         results = self._run([with_seed(trial, seed) for trial in levels for seed in chosen])
@@ -196,6 +201,11 @@ class Bench:
         results = self._run([with_seed(trial, seed) for trial in levels for seed in TUNING_SEEDS])
         self.tuned += len(results)
         return [results[start : start + seeds] for start in range(0, len(results), seeds)]
+
+    def ends_at(self, premises: Iterable[Check], control: bool) -> bool:
+        """Return whether a premise fails, so that nothing more is run; controls have none."""
+        failed = any(premise.verdict is not ShapeVerdict.REPRODUCED for premise in premises)
+        return self.measures and not control and failed
 
     def tune(self, levels: Sequence[Trial]) -> list[Tuned]:
         """Choose the rate of each level on the grid 1e-3 * 2^k, by the mean error at the end.
@@ -358,6 +368,23 @@ def at_most(interval: Interval, limit: float) -> ShapeVerdict:
     if interval.high <= limit:
         return ShapeVerdict.REPRODUCED
     return ShapeVerdict.NOT_REPRODUCED if interval.low > limit else ShapeVerdict.INCONCLUSIVE
+
+
+def state_premise(claim: str, measured: str, holds: bool) -> Check:
+    """A check of what the source assumes of its set-up."""
+    return Check(claim, "assumed", measured, judge_rule(holds), Origin.PREMISE)
+
+
+def judge_equal(tests: Iterable[tuple[bool, Interval]], margin: float) -> ShapeVerdict:
+    """The verdict of a rule that all of these differences are within the margin.
+
+    `tests` are those of `equivalent`. It is broken by one interval outside the margin.
+    """
+    known = list(tests)
+    if all(same for same, _ in known):
+        return ShapeVerdict.REPRODUCED
+    outside = any(one.low >= margin or one.high <= -margin for _, one in known)
+    return ShapeVerdict.NOT_REPRODUCED if outside else ShapeVerdict.INCONCLUSIVE
 
 
 def judge_probability(share: float) -> ShapeVerdict:

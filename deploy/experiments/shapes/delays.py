@@ -74,7 +74,7 @@ def judge(bench: Bench, control: bool) -> list[Check]:
         kind: DelayTimes(known, [times_to(level, _TARGET, updates=True) for level in results])
         for kind, results in by_kind.items()
     }
-    return [_depths(times, depths), _rules(times)]
+    return [judge_depths(times, depths), judge_rules(times)]
 
 
 class DelayTimes(NamedTuple):
@@ -110,7 +110,8 @@ class DelayTimes(NamedTuple):
         )
 
 
-def _depths(kinds: dict[tuple[int, str], DelayTimes], depths: Sequence[int]) -> Check:
+def judge_depths(kinds: dict[tuple[int, str], DelayTimes], depths: Sequence[int]) -> Check:
+    """Judged by the paired difference of the deepest and the shallowest."""
     deep, shallow = kinds[depths[-1], "sgd"], kinds[depths[0], "sgd"]
     apart = deep.compare(shallow)
     return Check(
@@ -122,7 +123,7 @@ def _depths(kinds: dict[tuple[int, str], DelayTimes], depths: Sequence[int]) -> 
     )
 
 
-def _rules(kinds: dict[tuple[int, str], DelayTimes]) -> Check:
+def judge_rules(kinds: dict[tuple[int, str], DelayTimes]) -> Check:
     """Judged by the least of the six paired differences."""
     slopes = {name: slope_of_times(*kinds[2, name]) for name in _RULES}
     pairs = [

@@ -38,11 +38,12 @@ def judge(bench: Bench, control: bool) -> list[Check]:
     (bootstrap probability of .95).
     """
     strategy = "bsp" if control else "asp:scale=1"
-    measured = [_implicit(bench, strategy)] if bench.measures else []
+    measured = [measure_implicit(bench, strategy)] if bench.measures else []
     return [*measured, _explicit(bench, strategy)]
 
 
-def _implicit(bench: Bench, strategy: str) -> Check:
+def measure_implicit(bench: Bench, strategy: str) -> Check:
+    """The check of the implicit momentum, on quad."""
     known = [2, 4, 8, 16]
     runs = bench.pick(200, 600)
     momenta = [fit_momentum(strategy, workers, runs) for workers in known]

@@ -47,7 +47,7 @@ def bounds(bench: Bench, control: bool) -> list[Check]:
         cluster=ClusterModel(workers=8, times=times),
     )
     by_bound, _ = _at_bounds(bench, first, known)
-    waits = _waits(by_bound)
+    waits = mean_waits(by_bound)
     falls = all(later < former for former, later in pairwise(waits))
     updates = [times_to(results, _TARGET, updates=True) for results in by_bound]
     seconds = [times_to(results, _TARGET) for results in by_bound]
@@ -101,7 +101,7 @@ def idling(bench: Bench, control: bool) -> list[Check]:
     )
     by_bound, rates = _at_bounds(bench, first, known)
     target = 1.1 * rates[0].error
-    waits = _waits(by_bound)
+    waits = mean_waits(by_bound)
     seconds = [times_to(results, target) for results in by_bound]
     updates = [times_to(results, target, updates=True) for results in by_bound]
     trend = slope_of_times(known, updates)
@@ -152,7 +152,7 @@ def _at_bounds(
     return bench.run(tuned, 10), rates
 
 
-def _waits(by_bound: Sequence[Sequence[TrialResult]]) -> list[float]:
+def mean_waits(by_bound: Sequence[Sequence[TrialResult]]) -> list[float]:
     """The mean share of time that workers wait, for each bound."""
     return [float(np.mean([result.wait_share for result in results])) for results in by_bound]
 
@@ -166,10 +166,11 @@ def backups(bench: Bench, control: bool) -> list[Check]:
     least with 2 to 8 backup workers, asynchronous training included (bootstrap probability of .95).
     Rates are tuned for each level.
     """
-    return [_slope(bench, control), _best_backups(bench, control)]
+    return [staleness_slope(bench, control, bench.pick(5, 10)), _best_backups(bench, control)]
 
 
-def _slope(bench: Bench, control: bool) -> Check:
+def staleness_slope(bench: Bench, control: bool, seeds: int) -> Check:
+    """The check that the error rises with the staleness, rates tuned for each."""
     known = bench.pick([0, 8, 32], [0, 4, 8, 16, 32])
     levels = [
         Trial(
@@ -183,7 +184,7 @@ def _slope(bench: Bench, control: bool) -> Check:
     tuned = [
         structs.replace(level, rate=rate.best) for level, rate in zip(levels, rates, strict=True)
     ]
-    errors_by_level = [errors(results) for results in bench.run(tuned, bench.pick(5, 10))]
+    errors_by_level = [errors(results) for results in bench.run(tuned, seeds)]
     trend = slope(known, errors_by_level)
     means = list_figures(known, [float(np.mean(values)) for values in errors_by_level], ".2f")
     return Check(

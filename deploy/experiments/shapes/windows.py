@@ -68,8 +68,8 @@ def sparknet(bench: Bench, control: bool) -> list[Check]:
     seconds = [times_to(results, target).median for results in others[2 * len(taus) :]]
     speedups = [times_to(serial, target).median / time for time in seconds]
     return [
-        *([_rounds(taus)] if bench.measures else []),
-        _best_tau(taus, by_tau[: len(taus)], by_tau[len(taus) :]),
+        *([measure_rounds(taus)] if bench.measures else []),
+        judge_best_tau(taus, by_tau[: len(taus)], by_tau[len(taus) :]),
         Check(
             f"speed-up over one worker to {target:.1f} % at tau {last}, S 20 s, by K",
             list_figures(_PUBLISHED, _PUBLISHED.values()),
@@ -158,7 +158,8 @@ def _asynchronous(bench: Bench, base: Trial, tau: int, target: float) -> Check:
     )
 
 
-def _rounds(taus: list[int]) -> Check:
+def measure_rounds(taus: list[int]) -> Check:
+    """The check of the duration of a round, on quad."""
     durations, expected = [], []
     for tau in taus:
         cluster = ClusterModel(workers=5, times=_STEADY, link=_SLOW_LINK)
@@ -178,7 +179,7 @@ def _rounds(taus: list[int]) -> Check:
     )
 
 
-def _best_tau(taus: list[int], near: list[TargetTimes], far: list[TargetTimes]) -> Check:
+def judge_best_tau(taus: list[int], near: list[TargetTimes], far: list[TargetTimes]) -> Check:
     """Judged by the bootstrap probability that the best tau is larger at S 20 s than at 0."""
     medians = [[times.median for times in by_tau] for by_tau in (near, far)]
     reached = all(math.isfinite(min(seconds)) for seconds in medians)

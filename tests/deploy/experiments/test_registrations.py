@@ -47,7 +47,7 @@ def judge_first(bench: Bench, _: bool) -> list[Check]:
 
 
 def judge_second(bench: Bench, _: bool) -> list[Check]:
-    bench.run([TRIAL], 2, first=1000)
+    bench.run([TRIAL], 2)
     return [check(ShapeVerdict.REPRODUCED)]
 
 
@@ -96,7 +96,12 @@ def test_an_earlier_trial_dates_the_outcome(tmp_path: Path) -> None:
 
 def test_only_registered_seeds_are_reported() -> None:
     """A set-up that asks for others does not run."""
-    wrong = Shape(99, "t", "s", judge_first, (SECOND._replace(judge=judge_first),))
+
+    def judge(bench: Bench, _: bool) -> list[Check]:
+        bench.run([TRIAL], 2, first=0)
+        return []
+
+    wrong = Shape(99, "t", "s", judge_first, (SECOND._replace(judge=judge),))
     with pytest.raises(AssertionError, match="seeds that are registered"):
         play(wrong, Preset.CI, control=False, jobs=1, note=quiet)
 
@@ -111,6 +116,7 @@ def test_a_later_registration_has_seeds_of_its_own(
     shape = SHAPES[number]
     for registered in (shape.registration(1), *shape.later):
         bench = PlanningBench(Preset.CI)
+        bench.seeds = registered.seeds
         registered.judge(bench, False)
         reported.append({result.trial.seed for result in bench.results})
     assert all(reported)

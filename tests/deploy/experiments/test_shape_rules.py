@@ -86,7 +86,7 @@ def test_runs_that_missed_do_not_count_as_the_end() -> None:
     assert apart.low > 0
     assert apart.mean == pytest.approx((math.log(5800 / 1400) - math.log(1320 / 600)) / 8)
     kinds = {(1, "sgd"): shallow, (6, "sgd"): deep}
-    assert delays._depths(kinds, [1, 6]).verdict is ShapeVerdict.REPRODUCED
+    assert delays.judge_depths(kinds, [1, 6]).verdict is ShapeVerdict.REPRODUCED
     capped = [np.minimum([*level.values], 6000) for level in (*shallow.times, *deep.times)]
     ratios = [capped[2] / capped[0], capped[5] / capped[3]]
     assert np.mean(ratios[0]) > np.mean(ratios[1]), "at the run's end the shallow net looks steeper"
@@ -173,10 +173,10 @@ def test_a_tau_is_best_only_with_a_probability() -> None:
     """Shape 4: equal times at a long exchange do not show that the best tau grows."""
     near = [times(*[100.0 + seed for seed in range(10)]), times(*[200.0] * 10)]
     dice = np.random.default_rng(2).normal(900, 30, (2, 10))
-    unclear = windows._best_tau([1, 50], near, [times(*level) for level in dice])
+    unclear = windows.judge_best_tau([1, 50], near, [times(*level) for level in dice])
     assert unclear.verdict is ShapeVerdict.INCONCLUSIVE
-    assert windows._best_tau([1, 50], near, near[::-1]).verdict is ShapeVerdict.REPRODUCED
-    assert windows._best_tau([1, 50], near, near).verdict is ShapeVerdict.NOT_REPRODUCED
+    assert windows.judge_best_tau([1, 50], near, near[::-1]).verdict is ShapeVerdict.REPRODUCED
+    assert windows.judge_best_tau([1, 50], near, near).verdict is ShapeVerdict.NOT_REPRODUCED
 
 
 def test_the_best_momentum_needs_a_probability(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ class TinyBench(Bench):
     are the same run."""
 
     def run(
-        self, trials: Iterable[Trial], seeds: int, *, first: int = 0
+        self, trials: Iterable[Trial], seeds: int, *, first: int | None = None
     ) -> list[list[TrialResult]]:
         return super().run([self._tiny(one) for one in trials], 2, first=first)
 
@@ -148,7 +148,7 @@ def test_without_its_cause_a_shape_is_not_reproduced(
     thirteen at full length."""
     steady = check(ShapeVerdict.REPRODUCED)
     monkeypatch.setattr(windows, "_stability", lambda *_: steady)
-    monkeypatch.setattr(windows, "_rounds", lambda *_: steady)
+    monkeypatch.setattr(windows, "measure_rounds", lambda *_: steady)
     checks = SHAPES[number].judge(TinyBench(Preset.CI, note=quiet), True)
     assert ShapeVerdict.NOT_REPRODUCED in {one.verdict for one in checks}, checks
 

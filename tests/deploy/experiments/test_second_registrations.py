@@ -1,0 +1,132 @@
+"""The estimators of the second registrations, and what they do where a premise fails."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from deploy.experiments.cluster import StepTimes
+from deploy.experiments.shapes import second_asynchrony, second_waiting, second_windows
+from deploy.experiments.shapes.base import (
+    Bench,
+    Judge,
+    Origin,
+    Preset,
+    ShapeVerdict,
+    judge_equal,
+    state_premise,
+)
+from deploy.experiments.statistics import Interval, equivalent
+from deploy.experiments.training_simulation import CurvePoint
+from deploy.experiments.trials import Trial, TrialResult
+from deploy.experiments.tuning import Tuned
+
+
+def quiet(_: str) -> None:
+    """Print nothing."""
+
+
+def curve(errors: Sequence[float], step_s: float = 1.0) -> TrialResult:
+    """A result with these errors, a look each `step_s`."""
+    points = [CurvePoint(at, at, at * step_s, error / 10, error) for at, error in enumerate(errors)]
+    return TrialResult(trial=Trial(), curve=points)
+
+
+def test_a_target_is_reached_by_a_running_mean() -> None:
+    """One lucky look does not reach it; a run that never does takes infinitely long."""
+    lucky = curve([20.0] * 10 + [2.0] + [20.0] * 9 + [4.0] * 20)
+    assert second_windows._smooth_times([lucky], 5.0) == [26.0]
+    assert second_windows._smooth_times([curve([20.0] * 40)], 5.0) == [np.inf]
+    falling = [curve(np.linspace(50, 10, 41).tolist())] * 2
+    assert second_windows._targets(falling, (0.5, 1.0)) == pytest.approx([33.0, 13.0])
+
+
+def test_a_speed_up_is_the_geometric_mean_over_targets() -> None:
+    """Twice as fast to each target is 2, and a seed that misses one counts as 0."""
+    errors = np.linspace(50, 10, 41).tolist()
+    serial, fast = [curve(errors)] * 8, [curve(errors, 0.5)] * 8
+    targets = second_windows._targets(serial, (0.5, 0.9))
+    assert second_windows._speedups(serial, fast, targets) == pytest.approx((2, 2, 2))
+    stuck = [*fast[:7], curve([50.0] * 41)]
+    assert second_windows._speedups(serial, stuck, targets).low < 2
+    assert second_windows._speedups(serial, stuck, targets).mean == pytest.approx(14 / 8)
+
+
+def test_the_optimum_of_a_parabola_has_an_interval() -> None:
+    """It is found between the momenta tried; where it falls with W, the slope's interval is below
+    0, and where errors are noise it holds 0."""
+    at = np.array(second_windows._MOMENTA)
+    assert second_windows._optimum(3 + (at - 0.4) ** 2) == pytest.approx(0.4)
+    assert second_windows._optimum(3 - (at - 0.4) ** 2) in (0.0, 0.9)
+    assert second_windows._optimum(3 + (at - 2) ** 2) == 0.9
+    dice = np.random.default_rng(0)
+    best = np.array([0.7, 0.45, 0.1])[:, None, None]
+    noise = dice.normal(0, 0.02, (3, 6, 10))
+    fall = second_windows._bootstrap_slope(np.log2([1, 4, 16]), (at[:, None] - best) ** 2 + noise)
+    assert fall.mean == pytest.approx(-0.15, abs=0.03)
+    assert fall.high < 0
+    none = second_windows._bootstrap_slope(np.log2([1, 4, 16]), noise)
+    assert none.low < 0 < none.high
+
+
+def test_curves_cross_for_good() -> None:
+    """The time after which the mean of the slow way stays below that of the fast way."""
+    slow = [curve([100.0 - at for at in range(101)], 50.0)] * 2
+    fast = [curve([40.0] * 101, 50.0)] * 2
+    assert second_windows._crossing(slow, fast, 5000) == "after 3050 s"
+    assert second_windows._crossing(fast, [curve([30.0] * 101, 50.0)], 5000) == "not at all"
+
+
+def test_the_published_stragglers_are_those_of_the_set_up() -> None:
+    """1.3 % of the steps 3 times as long keep the quantiles; 2 % ten times as long do not."""
+    fitted = StepTimes(cv=0.1, slow_share=0.013, slow_factor=3.0)
+    assert second_waiting._premise_quantiles(fitted).verdict is ShapeVerdict.REPRODUCED
+    first = StepTimes(cv=0.1, slow_share=0.02, slow_factor=10.0)
+    assert second_waiting._premise_quantiles(first).verdict is ShapeVerdict.NOT_REPRODUCED
+
+
+def test_equivalence_of_several_levels() -> None:
+    """All within the margin, one outside of it, or one too wide to say."""
+    near, far = equivalent([1.0, 1.1] * 5, [1.0] * 10, 1.0), (False, Interval(2, 1.5, 2.5))
+    wide = (False, Interval(0.5, -0.5, 1.5))
+    assert judge_equal([near, near], 1.0) is ShapeVerdict.REPRODUCED
+    assert judge_equal([near, wide], 1.0) is ShapeVerdict.INCONCLUSIVE
+    assert judge_equal([near, wide, far], 1.0) is ShapeVerdict.NOT_REPRODUCED
+
+
+class Untrained(Bench):
+    """A bench on which nothing learns."""
+
+    def tune(self, levels: Sequence[Trial]) -> list[Tuned]:
+        return [Tuned(0.01, 0.01, 5.0) for _ in levels]
+
+    def _run(self, trials: Sequence[Trial]) -> list[TrialResult]:
+        point = CurvePoint(1, 1, 1.0, 2.3, 90.0)
+        return [TrialResult(trial=trial, curve=[point], staleness=[1]) for trial in trials]
+
+
+@pytest.mark.parametrize(
+    "judge",
+    [
+        second_asynchrony.softsync,
+        second_asynchrony.compensation,
+        second_asynchrony.too_high_a_rate,
+        second_waiting.bounds,
+        second_waiting.idling,
+        second_waiting.backups,
+        second_windows.sparknet,
+        second_windows.delays,
+    ],
+)
+def test_a_failed_premise_ends_the_shape(judge: Judge) -> None:
+    """Nothing is reported but the premises; a control runs all the same."""
+    bench = Untrained(Preset.CI, note=quiet)
+    assert {check.origin for check in judge(bench, False)} == {Origin.PREMISE}
+    assert not bench.results
+
+
+def test_a_control_has_no_premise() -> None:
+    """It ends as not reproduced, not as not applicable."""
+    bench, failed = Bench(Preset.CI, note=quiet), state_premise("claim", "measured", False)
+    assert bench.ends_at([failed], control=False)
+    assert not bench.ends_at([failed], control=True)
