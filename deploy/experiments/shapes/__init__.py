@@ -36,7 +36,7 @@ _SECOND: dict[int, tuple[Judge, range]] = {
     12: (second_windows.delays, second_windows.SEEDS),
     13: (second_asynchrony.one_update_late, second_asynchrony.LATE_SEEDS),
 }
-_COMMIT, _COMMITTED_AT = "", ""
+_COMMIT, _COMMITTED_AT = "aa14fd84", "2026-11-28T01:33:23+00:00"
 """The commit that registered them, and its time."""
 
 

@@ -1,6 +1,7 @@
 """Registrations of shapes, premises, and what their set-ups need: schedules, starts, nets."""
 
 import math
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from deploy.experiments.trials import Trial, run_trial, with_seed
 from deploy.experiments.tuning import TUNING_SEEDS
 from deploy.experiments.workloads import workload_of
 from shards.errors import BadInput
+from tests.support.fresh_clone import ROOT
 
 
 def quiet(_: str) -> None:
@@ -83,6 +85,22 @@ def test_the_report_shows_whether_a_commit_precedes_the_results() -> None:
     assert early.registered == "abc1234, before the first trial"
     assert late.registered == "abc1234, after the first trial"
     assert structs.replace(outcome, commit="").registered == "no commit is recorded"
+
+
+def test_the_commit_of_the_second_set_ups_has_them() -> None:
+    """Its time is that in git, and it has the functions that run; a copy without git cannot tell."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    for registered in (one for shape in SHAPES.values() for one in shape.later):
+        shown = ["git", "-C", str(ROOT), "show", "-s", "--format=%cI", registered.commit]
+        at = subprocess.run(shown, capture_output=True, text=True, check=False).stdout.strip()
+        if not at:
+            pytest.skip("a shallow clone")
+        assert at == registered.committed_at
+        name = f"{registered.judge.__module__.replace('.', '/')}.py"
+        shown = ["git", "-C", str(ROOT), "show", f"{registered.commit}:{name}"]
+        source = subprocess.run(shown, capture_output=True, text=True, check=True).stdout
+        assert f"def {registered.judge.__name__}(" in source
 
 
 def test_an_earlier_trial_dates_the_outcome(tmp_path: Path) -> None:
