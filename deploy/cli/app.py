@@ -23,6 +23,7 @@ from deploy.cli.data import app as data_tools
 from deploy.cli.deploy_commands import app as deploy_commands
 from deploy.cli.experiments import app as experiments
 from deploy.cli.jobs import add_to as add_jobs
+from deploy.cli.pack import pack
 from deploy.cli.plot import plot
 from deploy.cli.reshard import reshard
 from deploy.cli.service import add_to as add_service
@@ -241,6 +242,7 @@ def version() -> None:
 
 
 app.command()(reshard)
+app.command()(pack)
 app.add_typer(snapshots, name="snapshots")
 app.add_typer(data_tools, name="data")
 app.add_typer(experiments, name="exp")

@@ -20,7 +20,7 @@ GROUPS = {
         "submit", "list", "describe", "logs", "events", "wait", "top", "compare", "cancel",
         "pause", "resume", "clone", "snapshot", "export", "artefacts", "upload",
     ),
-    "Clusters": ("deploy",),
+    "Clusters": ("pack", "deploy"),
     "Run a training service": ("serve", "service", "webhook", "run-attempt"),
     "This command": ("version", "completion"),
 }  # fmt: skip

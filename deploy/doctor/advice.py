@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from deploy.clusters.requirements import missing_on_executor
 from deploy.doctor.strategy_table import quote
 from deploy.run.folder import CLUSTER, SUMMARY, writer_of
 from ps.cluster import Cluster
@@ -105,7 +106,7 @@ def diagnose(
         step_bytes=sum(shard_bytes),
         links=tuple(links),
         failed=tuple(failed),
-        amiss=(*amiss, *remarks(links)),
+        amiss=(*amiss, *_missing_packages(), *remarks(links)),
         advice=advice,
         fragments=fragments,
     )
@@ -124,6 +125,15 @@ def _as_it_is(cluster: Cluster, patience_s: float) -> tuple[Cluster, list[str]]:
         " it does; the addresses measured are those from the start of the job"
     )
     return cluster, [silent]
+
+
+def _missing_packages() -> list[str]:
+    """A line for each package that a worker in a Spark task would lack in this Python."""
+    try:
+        missing = missing_on_executor()
+    except BadInput as error:
+        return [str(error)]
+    return [f"no executor could run here: {line}; install the extra `executor`" for line in missing]
 
 
 def _check_under_way(path: Path) -> None:

@@ -90,7 +90,8 @@ class Clusters(DriverNetwork):
         "A running Ray: HOST:PORT, ray://HOST:PORT or auto.", default=None, shown="one of its own"
     )
     spark: str | None = option(
-        "A running Spark: spark://HOST:PORT, yarn, k8s://HOST:PORT or sc://HOST:PORT.",
+        "A running Spark: spark://HOST:PORT, yarn, k8s://HOST:PORT or sc://HOST:PORT; under"
+        " spark-submit: submitted.",
         default=None, shown="one of its own",
     )  # fmt: skip
 

@@ -124,3 +124,15 @@ def repeat_suite(out: str = "", runs: str = "20", busy: str = "") -> Commands:
     """
     switches = ["--busy"] if busy else []
     yield module("tests.support.repeat_suite", *switches, out=out, runs=runs)
+
+
+@register(CHECKS, "cluster", duration="5 minutes a case")
+def train_on_hosts(
+    cases: str = "routed-plain routed-guarded unrouted-plain unrouted-guarded", steps: str = "60"
+) -> Commands:
+    """Train LeNet by spark-submit from a packed archive, on three hosts in namespaces; needs root.
+
+    Spark's master and workers, and Ray's head and nodes, see no checkout and no Python of the
+    system. CASES are with a default route or without one, and in plain text or guarded.
+    """
+    yield module("tests.bench.packed_cluster", "--cases", *cases.split(), steps=steps)

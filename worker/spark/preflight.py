@@ -23,6 +23,15 @@ _PYTHON_FAULTS = (
     ),
     (r"No module named ('[\w.]+')", "has no module {0}"),
     (r"(\w+ >= [\w.]+) must be installed", "has no {0}"),
+    (
+        r'Cannot run program "[^"]*".*(?:error=8,|error: 8 )',
+        "is for another kind of machine than its executor, as `downpour pack --check` there shows",
+    ),
+    (
+        r'Cannot run program "[^"]*".*(?:error=2,|error: 2 )',
+        "is not there, or is a link that leads out of its archive (`downpour pack --check`)",
+    ),
+    (r"version `GLIBC_([\d.]+)' not found", "needs glibc {0}, which its executor lacks"),
     (r'Cannot run program "([^"]*)"', "cannot be run"),
 )
 

@@ -52,7 +52,8 @@ def start_session(
 
     `url` None (or `local[N]`) starts Spark in this process's own JVM, which runs `slots` (or N)
     tasks at a time. `spark://HOST:PORT`, `yarn` and `k8s://HOST:PORT` are masters, `sc://HOST:PORT`
-    is a Spark Connect server; this project's code is shipped to their executors. `app` is the name
+    is a Spark Connect server; `submitted` is the Spark of the spark-submit that runs this program,
+    with its settings; this project's code is shipped to their executors. `app` is the name
     that Spark's pages show. `env` is added to the environment of the JVM and of embedded Python
     workers; deploy.spark_environment finds the Java. A named master gets the settings `conf`, and
     `start_s` seconds to start. The SIGINT handler stays the same.
@@ -88,6 +89,8 @@ def _session(
     local_ip = (
         check_reachable(spark_settings.name_servers(url, servers), servers) if servers else None
     )
+    if url == spark_settings.SUBMITTED:
+        return _ship_code(_submitted(app, conf), folder)
     if url.startswith("sc://"):
         return _connect(url, app, folder, start_s)
     local_ip = local_ip or own_address()
@@ -125,6 +128,28 @@ def _classic(
         if SparkContext._gateway not in earlier:
             _stop(SparkContext._gateway)
         SparkContext._gateway, SparkContext._jvm = earlier
+
+
+@contextmanager
+def _submitted(app: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A session on the JVM of the spark-submit that runs this program; that JVM ends with it.
+
+    On YARN in cluster mode the application fails unless the context is made in this very JVM.
+    """
+    try:
+        with _change_environment({}):
+            gateway = launch_gateway()
+            SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
+            submitted = SparkConf(_jvm=gateway.jvm)
+            added = spark_settings.submission(app, submitted.get("spark.app.name"), conf)
+            session = SparkSession(_context(gateway, submitted.setAll(list(added.items()))))
+    except SPARK_ERRORS as error:
+        raise GiveUp(f"the Spark of spark-submit did not start: {reason(error)}") from None
+    try:
+        yield session
+    finally:
+        with suppress(*SPARK_ERRORS), catch_warnings(action="ignore"):
+            session.stop()
 
 
 @contextmanager
@@ -262,7 +287,7 @@ def _await_executor(context: SparkContext) -> None:
     context._jsc.parallelize(rows, 1).count()
 
 
-def _context(gateway: Any) -> SparkContext:
+def _context(gateway: Any, conf: SparkConf | None = None) -> SparkContext:
     """The JVM's context, created in another thread.
 
     In the main thread Spark would install a SIGINT handler that calls the JVM in the middle of
@@ -270,7 +295,7 @@ def _context(gateway: Any) -> SparkContext:
     """
     pool = ThreadPoolExecutor(1, "spark-start")
     try:
-        return pool.submit(SparkContext, gateway=gateway).result()
+        return pool.submit(SparkContext, gateway=gateway, conf=conf).result()
     finally:
         pool.shutdown(wait=False)  # A second Ctrl-C ends the JVM, and this call with it.
 

@@ -27,6 +27,8 @@ _HADOOP, _MANAGER = ("YARN_CONF_DIR", "HADOOP_CONF_DIR"), "yarn.resourcemanager"
 START_S = 60.0
 """The usual limit, in seconds, on the start of a cluster's Spark."""
 GUARDS = ("spark.authenticate", "spark.network.crypto.enabled")
+SUBMITTED = "submitted"
+"""The URL of the Spark whose spark-submit runs this program."""
 _DEFAULT_PORTS = {"https": 443, "http": 80, "sc": 15002}
 _LOG4J = """\
 rootLogger.level = error
@@ -125,6 +127,14 @@ def cluster(
     return settings | dict(conf)
 
 
+def submission(app: str, submitted_name: str | None, conf: Mapping[str, str]) -> dict[str, str]:
+    """The settings that are added to those of spark-submit, which names a program by its file."""
+    named = submitted_name and not submitted_name.endswith(".py")
+    settings = _everywhere(submitted_name if named and submitted_name else app)
+    settings |= {f"spark.executorEnv.{name}": value for name, value in ONE_THREAD.items()}
+    return settings | dict(conf)
+
+
 def cluster_environment(
     folder: Path, environ: Mapping[str, str], local_ip: str | None
 ) -> dict[str, str]:
@@ -156,11 +166,21 @@ def without_options(said: str, url: str) -> str:
 
 
 def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Host and port of each server that a cluster's URL names.
+    """Host and port of each server that a cluster's URL names; none for `submitted`.
 
     Those of `yarn` are the ResourceManagers in the files that `environ` points to, if they name
     any. Raises BadInput for any other URL.
     """
+    if url == SUBMITTED:
+        if "PYSPARK_GATEWAY_PORT" not in environ:
+            raise BadInput(
+                f"Spark at {SUBMITTED}",
+                expected="this program to be run by spark-submit",
+                got="a program of its own",
+                hint="name the master, such as spark://HOST:PORT, or use spark-submit"
+                " (docs/how-to/spark-submit.md)",
+            )
+        return []
     if url == "yarn":
         folders = [environ[name] for name in _HADOOP if name in environ]
         if not folders:
@@ -178,7 +198,7 @@ def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
         pass  # The port is not a number, or missing where there is no default.
     raise BadInput(
         "Spark URL",
-        expected="spark://HOST:PORT, yarn, k8s://HOST:PORT, sc://HOST:PORT or local[N]",
+        expected="spark://HOST:PORT, yarn, k8s://HOST:PORT, sc://HOST:PORT, submitted or local[N]",
         got=f"{hide_url_options(url)!r}",
     )
 

@@ -1,0 +1,200 @@
+"""LeNet from a packed archive on a cluster of three hosts, each in namespaces of its own.
+
+    python -m tests.bench.packed_cluster [--cases routed-plain ...] [--steps 60]
+
+`downpour pack` writes two archives: one for executors, one for the driver and the nodes of Ray. A
+standalone master of Spark and the head of Ray run on one host, a worker of Spark and a node of Ray
+on each of two others; none sees a checkout or a Python of the system. `spark-submit` on the first
+trains LeNet, with shards in Ray and workers in Spark, and tests it. A case has hosts with a default
+route or without one, and shards that are encrypted or not; then Spark's processes authenticate
+each other, and Ray requires a token.
+
+It needs root and namespaces. At the end of a case no process, segment or device of it is left.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from subprocess import Popen
+
+from tests.bench.report import Goal, goals
+from tests.support.bare_hosts import BareHost, bare_hosts, enter_own_network, missing_for_hosts
+from tests.support.eventually import eventually
+from tests.support.fresh_clone import ROOT
+from tests.support.packed import SPARK_LOG, pack_once, unpack
+
+CASES = {
+    f"{route}-{guard}": (route == "routed", guard == "guarded")
+    for route in ("routed", "unrouted")
+    for guard in ("plain", "guarded")
+}
+_LIMIT_S = 900.0
+_HOME = "/home/user"
+_PYTHON = "/opt/downpour/bin/python"
+_DEMO = "/opt/downpour/demo"
+
+
+def main() -> None:
+    """Pack, then run each case in a process of its own, and print the goals."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--archives", type=Path, default=ROOT / "build" / "archives")
+    options = parser.parse_args()
+    if reason := missing_for_hosts():
+        sys.exit(f"skipped: {reason}")
+    options.archives.mkdir(parents=True, exist_ok=True)
+    executor = pack_once(options.archives / "executor.tar.gz")
+    driver = pack_once(options.archives / "driver.tar.gz", "cli", "server")
+    rows = []
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads moves nowhere
+    with tempfile.TemporaryDirectory(prefix="hosts") as folder:
+        unpacked = Path(folder) / "downpour"
+        unpack(driver, unpacked)
+        for case in options.cases:
+            place = Path(folder) / case
+            place.mkdir()
+            arguments = (case, place, unpacked, executor, options.steps)
+            process = context.Process(target=run_case, args=arguments)
+            started = time.monotonic()
+            process.start()
+            process.join()
+            if process.exitcode:
+                sys.exit(f"{case}: failed")
+            rows.append(Goal(f"{case}: to a trained LeNet", time.monotonic() - started, 360, "s"))
+    goals(rows)
+
+
+def run_case(case: str, folder: Path, unpacked: Path, executor: Path, steps: int) -> None:
+    """Start a cluster, train on it, and assert that every part ran where it should."""
+    routed, guarded = CASES[case]
+    enter_own_network()
+    files = {"/opt/downpour": unpacked, "/opt/executor.tar.gz": executor, "/opt/log4j2": SPARK_LOG}
+    with bare_hosts(folder, ["head", "one", "two"], files, routed=routed) as hosts:
+        head, *others = hosts
+        for host in hosts:
+            assert host.run(["sh", "-c", "python3 -V || python -V"]).returncode != 0
+            assert not host.path(str(ROOT)).exists()
+        with cluster(folder, hosts, guarded=guarded) as environ:
+            done = head.run(submit_command(head, steps, guarded=guarded), environ, _LIMIT_S)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+        summary = json.loads(head.path(f"{_HOME}/lenet/summary.json").read_text())
+        print(f"{case}: {done.stdout.strip()}", flush=True)
+        assert summary["updates"] == 2 * steps, summary
+        assert summary["test_accuracy"] > 0.8, summary
+        for host in others:
+            unpacked_there = list(host.path("/tmp/work").glob("app-*/*/environment/bin/python3"))
+            assert unpacked_there, f"no executor has run on {host.name}"
+        cluster_file = head.path(f"{_HOME}/lenet/cluster.json").read_text()
+        assert "127.0.0.1" not in cluster_file
+        holders = [host.holder for host in hosts]
+    eventually(lambda: not any(holder.is_running() for holder in holders), because="all has ended")
+
+
+def submit_command(head: BareHost, steps: int, *, guarded: bool) -> list[str]:
+    """The command of docs/how-to/spark-submit.md, with the addresses of these hosts."""
+    solver = f"{_DEMO}/lenet_solver.prototxt"
+    spark = ["/opt/spark/bin/spark-submit", "--master", f"spark://{head.address}:7077"]
+    spark += ["--archives", "/opt/executor.tar.gz#environment"]
+    spark += ["--conf", "spark.pyspark.python=./environment/bin/python"]
+    spark += ["--conf", f"spark.pyspark.driver.python={_PYTHON}"]
+    train = ["/opt/downpour/spark_submit.py", "train", "--solver", solver]
+    train += ["--data", f"{_DEMO}/mnist", "--out", f"{_HOME}/lenet", "--max-iter", str(steps)]
+    train += ["--workers", "2", "--shards", "2", "--ray", f"{head.address}:6379"]
+    train += ["--bind", "0.0.0.0", "--port", "7400"]
+    return [*spark, *train, *([] if guarded else ["--plaintext"])]
+
+
+@contextmanager
+def cluster(folder: Path, hosts: list[BareHost], *, guarded: bool) -> Iterator[Mapping[str, str]]:
+    """Ray and Spark on all hosts while the context lasts; gives the driver's environment."""
+    head, *others = hosts
+    environ = write_settings(hosts, guarded=guarded)
+    master = f"spark://{head.address}:7077"
+    ray = ["/opt/downpour/bin/ray", "start", "--block", "--disable-usage-stats", "--num-cpus", "2"]
+    ray += ["--object-store-memory", str(100 << 20)]
+    spark_class = ["/opt/spark/bin/spark-class"]
+    deploy = "org.apache.spark.deploy"
+    with ExitStack() as stack:
+
+        def start(host: BareHost, name: str, command: list[str], ready: str) -> None:
+            log = folder / f"{name}-{host.name}.log"
+            process = host.start(command, log, environ)
+            stack.callback(_end, process)
+            _await(process, log, ready)
+
+        own = ["--head", "--port", "6379", "--include-dashboard", "false"]
+        start(head, "ray", [*ray, *own, "--node-ip-address", head.address], "Ray runtime started")
+        at = ["--host", head.address, "--port", "7077", "--webui-port", "8080"]
+        name = f"{deploy}.master.Master"
+        start(head, "master", [*spark_class, name, *at], "New state: ALIVE")
+        for host in others:
+            joins = ["--address", f"{head.address}:6379", "--node-ip-address", host.address]
+            start(host, "ray", [*ray, *joins], "Ray runtime started")
+            at = [
+                "--host",
+                host.address,
+                "--cores",
+                "1",
+                "--memory",
+                "1g",
+                "--work-dir",
+                "/tmp/work",
+            ]
+            name = f"{deploy}.worker.Worker"
+            start(host, "worker", [*spark_class, name, *at, master], "Successfully registered")
+        yield environ
+
+
+def write_settings(hosts: list[BareHost], *, guarded: bool) -> dict[str, str]:
+    """Write Spark's settings on each host, and Ray's token; returns the environment for both."""
+    lines = ["spark.executor.memory 512m", "spark.driver.memory 512m", "spark.ui.enabled false"]
+    environ = {
+        "SPARK_CONF_DIR": f"{_HOME}/conf",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+    }
+    if guarded:
+        lines += ["spark.authenticate true", "spark.network.crypto.enabled true"]
+        lines += ["spark.authenticate.secret a-secret-of-this-check"]
+        environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{_HOME}/token"}
+    for host in hosts:
+        conf = host.path(f"{_HOME}/conf")
+        conf.mkdir()
+        (conf / "spark-defaults.conf").write_text("\n".join(lines) + "\n")
+        (conf / "spark-defaults.conf").chmod(0o600)
+        (conf / "log4j2.properties").write_text(SPARK_LOG.read_text())
+        token = host.path(f"{_HOME}/token")
+        token.write_text("0f" * 32)
+        token.chmod(0o600)
+    return environ
+
+
+def _await(process: "Popen[bytes]", log: Path, ready: str) -> None:
+    def said() -> str:
+        return f"{log.name} says {ready!r}: {log.read_text(errors='replace')[-2000:]}"
+
+    def check() -> None:
+        assert process.poll() is None, said()
+
+    is_ready = lambda: ready in log.read_text(errors="replace")  # noqa: E731  # one line, once
+    eventually(is_ready, because=said, within_s=240, check=check)
+
+
+def _end(process: "Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(5)
+    except Exception:  # noqa: BLE001  # it ends with its host
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()
