@@ -45,13 +45,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--archives", type=Path, default=ROOT / "build" / "archives")
     options = parser.parse_args()
     if reason := missing_for_hosts():
         sys.exit(f"skipped: {reason}")
-    options.archives.mkdir(parents=True, exist_ok=True)
-    executor = pack_once(options.archives / "executor.tar.gz")
-    driver = pack_once(options.archives / "driver.tar.gz", "cli", "server")
+    executor, driver = pack_once("executor"), pack_once("driver", "cli", "server")
     rows = []
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads moves nowhere
     with tempfile.TemporaryDirectory(prefix="hosts") as folder:

@@ -77,9 +77,15 @@ def _parse(group: TyperGroup, context: Any, words: list[str]) -> None:
         command.make_context(name, rest, parent=context)
 
 
+def words_after_application(words: list[str]) -> list[str]:
+    """The words that `spark_submit.py` gets from a command of spark-submit, if it runs that."""
+    names = [word.rpartition("/")[2] for word in words]
+    return words[names.index("spark_submit.py") + 1 :] if "spark_submit.py" in names else []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_parse(page: str) -> None:
-    """A `downpour` line has options that exist, a `make` line targets and variables that exist."""
+    """A line of `downpour` or `spark_submit.py` has options, one of `make` targets that exist."""
     for fence in fences(read(page)):
         if fence.language not in SHELLS:
             continue
@@ -88,6 +94,8 @@ def test_commands_parse(page: str) -> None:
                 parse(words)
             elif words[0] == "make":
                 check_make(words[1:])
+            elif words[0] == "spark-submit" and (ours := words_after_application(words)):
+                parse(["downpour", *ours])
 
 
 def test_quoted_make_commands_exist() -> None:

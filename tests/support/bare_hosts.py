@@ -129,6 +129,15 @@ class BareHost:
 
 
 @contextmanager
+def bare_host(folder: Path, files: Mapping[str, Path]) -> Iterator[BareHost]:
+    """One host without any network but loopback; `files` are added by their paths there."""
+    root = folder / "alone"
+    root.mkdir(parents=True)
+    with _holder(root, "alone", "127.0.0.1 alone", files) as holder:
+        yield BareHost("alone", "127.0.0.1", holder)
+
+
+@contextmanager
 def bare_hosts(
     folder: Path, names: Sequence[str], files: Mapping[str, Path], *, routed: bool
 ) -> Iterator[list[BareHost]]:

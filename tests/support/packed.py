@@ -13,13 +13,21 @@ SPARK_LOG = ROOT / "tests" / "support" / "spark_log.properties"
 """Settings of Spark's log: warnings, and the lines by which a master and a worker say they run."""
 
 
-def pack_once(path: Path, *extras: str) -> Path:
-    """An archive with these extras: `path` with a digest of the code in its name."""
+_ARCHIVES = ROOT / "build" / "archives"
+
+
+def pack_once(name: str, *extras: str) -> Path:
+    """An archive with these extras in build/archives, with a digest of the code in its name.
+
+    An earlier one of that name is removed.
+    """
+    _ARCHIVES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         code = pack_code(folder).read_bytes() + (ROOT / "constraints.txt").read_bytes()
-    name = path.name.removesuffix(".tar.gz")
-    archive = path.with_name(f"{name}-{hashlib.sha256(code).hexdigest()[:12]}.tar.gz")
+    archive = _ARCHIVES / f"{name}-{hashlib.sha256(code).hexdigest()[:12]}.tar.gz"
     if not archive.exists():
+        for earlier in _ARCHIVES.glob(f"{name}-*.tar.gz"):
+            earlier.unlink()
         pack(archive, extras)
     return archive
 

@@ -199,3 +199,22 @@ def test_connect_must_be_encrypted(url: str, fits: bool) -> None:
         return
     with pytest.raises(BadInput, match=r"Spark at sc://h:1/?: expected ;use_ssl=true or ;token="):
         spark_settings.check_connect(url)
+
+
+def test_a_submission_is_known_by_its_gateway() -> None:
+    """`submitted` names no server, and is refused in a program that no spark-submit runs."""
+    assert spark_settings.addresses("submitted", {"PYSPARK_GATEWAY_PORT": "1"}) == []
+    with pytest.raises(BadInput, match="expected this program to be run by spark-submit"):
+        spark_settings.addresses("submitted", {})
+
+
+@pytest.mark.parametrize(
+    ("submitted", "name"),
+    [("spark_submit.py", "downpour"), ("nightly", "nightly"), (None, "downpour")],
+)
+def test_a_submission_keeps_its_name(submitted: str | None, name: str) -> None:
+    """Spark names an application by its file; a name of the user stays, and `conf` wins."""
+    added = spark_settings.submission("downpour", submitted, {"spark.driver.port": "7078"})
+    assert added["spark.app.name"] == name
+    assert added["spark.speculation"] == "false"
+    assert added["spark.driver.port"] == "7078"
