@@ -29,9 +29,9 @@ import msgspec
 from deploy.clusters.archive_check import MANIFEST, ArchiveContents, check_links
 from deploy.clusters.archive_libraries import (
     bundle_libraries,
+    find_glibc,
     is_of_host,
     list_programs,
-    needed_glibc,
 )
 from deploy.clusters.requirements import (
     DISTRIBUTION,
@@ -108,7 +108,7 @@ def pack(
     wanted = list(dict.fromkeys([EXECUTOR, *extras]))
     with tempfile.TemporaryDirectory(prefix="downpour-pack-", dir=out.absolute().parent) as folder:
         root = Path(folder).resolve() / "root"
-        packages = None if wheelhouse is not None else _installed(wanted)
+        packages = None if wheelhouse is not None else _list_installed(wanted)
         _copy_interpreter(root)
         site = _site_packages(root)
         if packages is None:
@@ -142,7 +142,7 @@ def _check_target(out: Path, force: bool) -> None:
         raise BadInput(f"archive {out}", expected="an existing folder", got=out.absolute().parent)
 
 
-def _installed(extras: Sequence[str]) -> list[Distribution]:
+def _list_installed(extras: Sequence[str]) -> list[Distribution]:
     """The distributions of this environment that the extras need; raises BadInput if one lacks."""
     installed, missing = find_distributions(extras)
     if missing:
@@ -262,7 +262,7 @@ def _copy_project(root: Path, site: Path) -> None:
     folder.mkdir()
     for name in ("METADATA", "entry_points.txt"):
         (folder / name).write_text(installed.read_text(name) or "")
-    shutil.copyfile(site / "deploy" / "clusters" / SUBMIT, root / SUBMIT)
+    shutil.copyfile(site / "deploy" / "cli" / SUBMIT, root / SUBMIT)
     shutil.move(site / "deploy" / "demo", root / "demo")  # the user's, where the user finds it
 
 
@@ -296,7 +296,7 @@ def _write_manifest(root: Path, site: Path, extras: list[str]) -> ArchiveContent
         build=build_id(),
         python=python_version(),
         machine=machine(),
-        glibc=needed_glibc(list_programs(root)),
+        glibc=find_glibc(list_programs(root)),
         extras=extras,
         packages=dict(sorted(packages.items())),
     )

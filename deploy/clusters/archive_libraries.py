@@ -46,7 +46,7 @@ def bundle_libraries(root: Path, files: Iterable[Path]) -> None:
     ahead = list(files)
     while ahead:
         copies: list[Path] = []
-        for file, loaded in _loaded_libraries(ahead):
+        for file, loaded in _list_libraries(ahead):
             outside = {
                 name: path
                 for name, path in loaded.items()
@@ -72,7 +72,7 @@ def is_of_host(path: str) -> bool:
     return _OF_HOST.fullmatch(Path(path).name) is not None
 
 
-def needed_glibc(files: Iterable[Path]) -> str:
+def find_glibc(files: Iterable[Path]) -> str:
     """The oldest glibc with all the symbols that these programs and libraries ask for."""
     minors = (int(minor) for file in files for minor in _GLIBC.findall(file.read_bytes()))
     return f"2.{max(minors, default=0)}"
@@ -101,7 +101,7 @@ def _is_elf(path: Path) -> bool:
         return file.read(4) == _ELF
 
 
-def _loaded_libraries(files: list[Path]) -> Iterator[tuple[Path, dict[str, Path]]]:
+def _list_libraries(files: list[Path]) -> Iterator[tuple[Path, dict[str, Path]]]:
     """Each file, with the libraries that the loader finds for it, by name."""
     ldd = shutil.which("ldd")
     if ldd is None:

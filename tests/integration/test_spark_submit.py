@@ -83,7 +83,7 @@ def test_the_application(cluster: str, tmp_path: Path, request: pytest.FixtureRe
     local = cluster == "local"
     master = "local[2,4]" if local else request.getfixturevalue("spark_master")
     tiny_job.write_job(tmp_path)
-    application = str(ROOT / "deploy" / "clusters" / "spark_submit.py")
+    application = str(ROOT / "deploy" / "cli" / "spark_submit.py")
     words = ("--name", "of the user", application, *TRAIN, "--shards-in", "processes")
     done = submit(tmp_path, master, *words, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr[-4000:]
@@ -96,7 +96,7 @@ def test_the_application(cluster: str, tmp_path: Path, request: pytest.FixtureRe
 
 def test_a_wrong_option_is_one_line(tmp_path: Path) -> None:
     """A mistake in the options of `train` ends before Spark starts, in a line of ours."""
-    application = str(ROOT / "deploy" / "clusters" / "spark_submit.py")
+    application = str(ROOT / "deploy" / "cli" / "spark_submit.py")
     words = (application, *TRAIN, "--workers", "none")
     done = submit(tmp_path, "local[2]", *words, PYTHONPATH=str(ROOT))
     said = [line for line in done.stderr.splitlines() if "downpour: error" in line]

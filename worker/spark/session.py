@@ -90,7 +90,7 @@ def _session(
         check_reachable(spark_settings.name_servers(url, servers), servers) if servers else None
     )
     if url == spark_settings.SUBMITTED:
-        return _ship_code(_submitted(app, conf), folder)
+        return _ship_code(_join_submission(app, conf), folder)
     if url.startswith("sc://"):
         return _connect(url, app, folder, start_s)
     local_ip = local_ip or own_address()
@@ -131,7 +131,7 @@ def _classic(
 
 
 @contextmanager
-def _submitted(app: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+def _join_submission(app: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """A session on the JVM of the spark-submit that runs this program; that JVM ends with it.
 
     On YARN in cluster mode the application fails unless the context is made in this very JVM.
