@@ -88,7 +88,7 @@ def test_the_report_shows_whether_a_commit_precedes_the_results() -> None:
 
 
 def test_the_commit_of_the_second_set_ups_has_them() -> None:
-    """Its time is that in git, and it has the functions that run; a copy without git cannot tell."""
+    """Its time is that in git, and it has the functions that run. Copies without git skip it."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     for registered in (one for shape in SHAPES.values() for one in shape.later):
