@@ -53,16 +53,17 @@ def train(options: dict[str, Any]) -> None:
     model = net()
     own = adam(model)
     job = ps.connect(options["job"], tables=worker.torch.fragments(net(), options["fragments"]))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(own, 0.999)
     how = {name: options[name] for name in ("strategy", "workers", "incarnation", "steps", "keep")}
-    with worker.torch.join(job, options["name"], model, own, **how) as opt:
+    with worker.torch.join(job, options["name"], model, own, scheduler=schedule, **how) as opt:
         began, first = moments(model, own), opt.client.step
+        epochs = schedule.state_dict()
         rates = [group["lr"] for group in own.param_groups]
         dice = np.random.default_rng(first)
         for _ in range(first, options["steps"]):
             x = torch.from_numpy(dice.standard_normal((ROWS, 3)).astype(np.float32))
             loss = ((model(x)[:, 0] - x.sum(1)) ** 2).mean()
             loss.backward()
-            own.param_groups[0]["lr"] *= 0.999
             opt.step(loss=loss, samples=ROWS)
             opt.zero_grad()
         opt.finish()
@@ -70,6 +71,7 @@ def train(options: dict[str, Any]) -> None:
             "began": began,
             "first": first,
             "rates": rates,
+            "schedule": epochs,
             "step": opt.client.step,
             "lost": opt.lost,
         }

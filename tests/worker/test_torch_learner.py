@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,8 +13,10 @@ import worker
 import worker.torch
 from ps.snapshots.worker_saves import FOLDER, find_saves
 from ps.storage import open_store
+from shards.errors import BadInput
 from tests.support.eventually import eventually
 from tests.support.torch_learner import ROWS, adam, net
+from worker.torch.local_optimizer import TorchOptimizer
 from worker.training.optimizer_state import read_state
 
 torch: Any = pytest.importorskip("torch", reason="needs the extra `torch`")
@@ -85,12 +88,17 @@ def test_a_killed_learner_continues_its_moments_and_lends_them(tmp_path: Path) -
         assert before <= again["first"] < before + 30  # a push may still have been on its way
         assert again["step"] == before + 30
         assert {status.steps for status in job.status()} == {before + 30}
-        for status in job.status():  # without those of late reports, which are dropped
-            assert 0 <= ROWS * (before + 30) - status.samples <= status.dropped * ROWS * PERIOD
+        assert {status.samples for status in job.status()} == {ROWS * (before + 30)}
+
+        assert again["schedule"] == json.loads(saved.values["scheduler"]["state"])
+        epoch = again["schedule"]["last_epoch"]
+        assert 0 < epoch <= again["first"]
+        assert again["rates"][0] == pytest.approx(0.01 * 0.999**epoch), "both of one moment"
 
         joiner = run_learner(file, tmp_path, "w1", 10)
         assert joiner["began"].keys() == again["began"].keys()
         assert joiner["rates"] == [0.01, 0.005]
+        assert joiner["schedule"]["last_epoch"] == 0
         assert (joiner["first"], joiner["step"], joiner["lost"]) == (0, 10, "")
 
 
@@ -122,3 +130,53 @@ def test_the_state_of_another_optimizer_is_not_taken(
     assert message in opt.lost
     assert opt.lost in [record.getMessage() for record in caplog.records]
     assert len(list((tmp_path / FOLDER).glob("w0.1.*.json"))) >= 1
+
+
+def test_a_state_of_schedulers_in_sequence_returns() -> None:
+    """Those of a sequence, functions and counters of milestones excepted: the rates continue."""
+    from torch.optim import lr_scheduler
+
+    def make() -> tuple[Any, Any, TorchOptimizer]:
+        model = net()
+        own = adam(model)
+        parts = [
+            lr_scheduler.LambdaLR(own, lambda step: 1 / (step + 1)),
+            lr_scheduler.MultiStepLR(own, [2, 4]),
+            lr_scheduler.CyclicLR(own, 0.001, 0.1, cycle_momentum=False),
+        ]
+        schedule = lr_scheduler.SequentialLR(own, parts, [3, 8])
+        return own, schedule, TorchOptimizer(own, model, Mock(), schedule)
+
+    own, schedule, local = make()
+    for _ in range(6):
+        local.step()
+    again, other, restored = make()
+    restored.begin(local.save())
+    for _ in range(6):
+        local.step()
+        restored.step()
+        assert schedule.get_last_lr() == other.get_last_lr()
+        assert [group["lr"] for group in own.param_groups] == [
+            group["lr"] for group in again.param_groups
+        ]
+
+
+def test_wrong_schedulers(tmp_path: Path) -> None:
+    """One line names the argument, before the worker begins."""
+    from torch.optim import lr_scheduler
+
+    model = net()
+    own = adam(model)
+    constant = lr_scheduler.ConstantLR(own)
+    with worker.start(worker.torch.params(net()), strategy="local_sgd:h=2", on="threads") as job:
+        for optimizer, scheduler, message in (
+            (own, 3, "a torch.optim.lr_scheduler.LRScheduler or None, got 3"),
+            (None, constant, "None without an optimizer"),
+            (adam(model), constant, "one of this optimizer, got another one's"),
+            (own, lr_scheduler.ReduceLROnPlateau(own), "without a metric"),
+        ):
+            joined = worker.torch.join(
+                job, "w0", model, optimizer, scheduler=scheduler, strategy="local_sgd:h=2"
+            )
+            with pytest.raises(BadInput, match=f"^wrap: scheduler: expected .*{message}"), joined:
+                pass

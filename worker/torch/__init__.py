@@ -203,7 +203,9 @@ def export_onnx(
     return path
 
 
-def wrap(model: Any, optimizer: Any, ctx: Context) -> "DistributedOptimizer":
+def wrap(
+    model: Any, optimizer: Any, ctx: Context, *, scheduler: Any = None
+) -> "DistributedOptimizer":
     """Train a `torch.nn.Module` as the worker of `worker.run` that `ctx` describes.
 
     The model takes the shards' weights at once, so call this once, before the loop. With
@@ -211,26 +213,36 @@ def wrap(model: Any, optimizer: Any, ctx: Context) -> "DistributedOptimizer":
     parameters takes the local steps of a strategy that has such steps, as `local_sgd`, `easgd` and
     `diloco`; its state is saved with the worker's. Raises BadInput for an optimiser
     with a strategy that pushes gradients, because there the shards update by the table's rule.
+    A `scheduler` of `torch.optim.lr_scheduler` over the optimiser steps with it, and its state is
+    saved, too; one that you step yourself starts afresh in a restarted worker.
 
     A model with `Embedding` layers takes strategies that work with rows, and no optimiser; each
     step begins with the optimiser's `gather`.
     """
     if find_row_layers("wrap", model):
-        return make_row_adapter(partial(EmbeddingOptimizer, model, optimizer), ctx)
-    return make_adapter(partial(DistributedOptimizer, model, optimizer), ctx)
+        return make_row_adapter(partial(EmbeddingOptimizer, model, optimizer, scheduler), ctx)
+    return make_adapter(partial(DistributedOptimizer, model, optimizer, scheduler), ctx)
 
 
 def join(
-    job: ps.Job, name: str, model: Any, optimizer: Any = None, **options: Any
+    job: ps.Job,
+    name: str,
+    model: Any,
+    optimizer: Any = None,
+    *,
+    scheduler: Any = None,
+    **options: Any,
 ) -> AbstractContextManager[DistributedOptimizer]:
     """Train a model as worker `name` of a job of `ps.start` or `worker.start`, without Spark.
 
-    `model` and `optimizer` are those of `wrap`; `options` are those of `worker.loop`: `steps`, here
-    without end by default, `strategy`, `workers`, `incarnation`, `prefetch`, and those of
-    `ps.Job.worker`. The loop's first batch is that of step `client.step` of the worker, which is 0
-    unless `incarnation` continues an earlier one. Leaving the block without an error pushes what a
-    window still holds.
+    `model`, `optimizer` and `scheduler` are those of `wrap`; `options` are those of `worker.loop`:
+    `steps`, here without end by default, `strategy`, `workers`, `incarnation`, `prefetch`, and
+    those of `ps.Job.worker`. The loop's first batch is that of step `client.step` of the worker,
+    which is 0 unless `incarnation` continues an earlier one. Leaving the block without an error
+    pushes what a window still holds.
     """
     if find_row_layers("wrap", model):
-        return join_rows(partial(EmbeddingOptimizer, model, optimizer), job, name, **options)
-    return join_job(partial(DistributedOptimizer, model, optimizer), job, name, **options)
+        make_rows = partial(EmbeddingOptimizer, model, optimizer, scheduler)
+        return join_rows(make_rows, job, name, **options)
+    make = partial(DistributedOptimizer, model, optimizer, scheduler)
+    return join_job(make, job, name, **options)

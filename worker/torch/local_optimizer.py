@@ -1,5 +1,6 @@
 """A `torch.optim.Optimizer` that takes a worker's local steps, and its state as bytes."""
 
+import json
 from math import isfinite, prod
 from typing import Any
 
@@ -12,17 +13,21 @@ from worker.torch.model_tensors import load_torch
 from worker.training.optimizer_state import OptimizerState, TensorForm
 
 Floats = NDArray[np.float32]
+_SCHEDULER = "scheduler"
 
 
 class TorchOptimizer:
     """An optimiser over parameters of a model, which are in an arena.
 
     A tensor of its state is named by its parameter and its key, as `0.weight/exp_avg`. The options
-    of parameter groups, such as the rate, are among the values.
+    of parameter groups, such as the rate, are among the values, and so is the state of a
+    `scheduler` of these. It takes its step with the optimiser: a state that is saved with a push
+    has both or neither.
     """
 
-    def __init__(self, optimizer: Any, model: Any, arena: Arena) -> None:
+    def __init__(self, optimizer: Any, model: Any, arena: Arena, scheduler: Any = None) -> None:
         self._optimizer = optimizer
+        self._scheduler = scheduler
         self._arena = arena
         by_id = {id(parameter): name for name, parameter in model.named_parameters()}
         self._names = [
@@ -36,12 +41,15 @@ class TorchOptimizer:
     def step(self) -> Floats:
         """The weights after a step of the optimiser, in the arena of the model."""
         self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
         return self._arena.read()
 
     def begin(self, saved: OptimizerState | None) -> None:
         """Continue with `saved`; raises BadInput if it is of another optimiser or model.
 
-        Of another worker's state the options of parameter groups are not taken.
+        Of another worker's state neither the options of parameter groups nor the scheduler's state
+        are taken.
         """
         if saved is None:
             return
@@ -53,6 +61,7 @@ class TorchOptimizer:
                 if field == "parameters":
                     expected, got = "those of this optimizer, in its groups", "others"
                 raise BadInput(f"its state: {field}", expected=expected, got=got)
+        schedule = None if saved.worker else self._read_schedule(saved.values.get(_SCHEDULER))
         tensors = {
             name: _to_tensor(name, saved.arrays[name], form) for name, form in saved.forms.items()
         }
@@ -73,6 +82,8 @@ class TorchOptimizer:
                     for key, value in options.items()
                 )
         self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+        if schedule is not None:
+            self._scheduler.load_state_dict(schedule)
 
     def save(self) -> OptimizerState:
         """The present state; its arrays are copies."""
@@ -94,7 +105,20 @@ class TorchOptimizer:
             for group in saved["param_groups"]
         ]
         values = {"parameters": self._parameters, "plain": plain, "groups": groups}
+        if self._scheduler is not None:
+            # As text: some schedulers have an infinity, which the file's JSON cannot hold.
+            state = json.dumps(_keep_plain(self._scheduler.state_dict()))
+            values[_SCHEDULER] = {"kind": type(self._scheduler).__name__, "state": state}
         return OptimizerState(self._kind, forms, arrays, values)
+
+    def _read_schedule(self, saved: Any) -> Any:
+        """The state that the scheduler continues with; None without a saved one, or a scheduler."""
+        if self._scheduler is None or saved is None:
+            return None
+        kind = type(self._scheduler).__name__
+        if saved["kind"] != kind:
+            raise BadInput("its state: scheduler", expected=kind, got=saved["kind"])
+        return _merge(self._scheduler.state_dict(), json.loads(saved["state"]))
 
     @property
     def _kind(self) -> str:
@@ -113,6 +137,35 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | str)
+
+
+def _keep_plain(value: Any) -> Any:
+    """A scheduler's state without what its constructor has been given, such as functions."""
+    if isinstance(value, dict):
+        return {
+            key: _keep_plain(inner)
+            for key, inner in value.items()
+            if isinstance(key, str) and (isinstance(inner, float) or _is_nested(inner))
+        }
+    return [_keep_plain(inner) for inner in value] if isinstance(value, tuple | list) else value
+
+
+def _is_nested(value: object) -> bool:
+    """Return whether a value is plain, or has plain ones in dicts by name."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value)
+    if isinstance(value, tuple | list):
+        return all(map(_is_nested, value))
+    return isinstance(value, float) or _is_plain(value)
+
+
+def _merge(present: Any, saved: Any) -> Any:
+    """The present state with the values of the saved one."""
+    if isinstance(present, dict) and isinstance(saved, dict):
+        return {**present, **{key: _merge(present.get(key), saved[key]) for key in saved}}
+    if isinstance(present, list) and isinstance(saved, list) and len(present) == len(saved):
+        return [_merge(*pair) for pair in zip(present, saved, strict=True)]
+    return saved
 
 
 def _to_tensor(name: str, content: Any, form: TensorForm) -> Any:

@@ -37,14 +37,17 @@ class DistributedOptimizer:
     Between two steps the model has the weights for the next gradient.
     """
 
-    def __init__(self, model: Any, optimizer: Any, me: LoopWorker) -> None:
+    def __init__(self, model: Any, optimizer: Any, scheduler: Any, me: LoopWorker) -> None:
         check_optimizer(optimizer, model, me.plan.strategy)
+        check_scheduler(scheduler, optimizer)
         self.model = model
         self.optimizer = optimizer
         self.client = me.client
         self._job = me.job
         self._arena = Arena(model, me.layout)
-        local = None if optimizer is None else TorchOptimizer(optimizer, model, self._arena)
+        local = (
+            None if optimizer is None else TorchOptimizer(optimizer, model, self._arena, scheduler)
+        )
         self._steps = LoopSteps(me, show=self._arena.show, optimizer=local)
 
     @property
@@ -105,8 +108,9 @@ class DistributedOptimizer:
 class EmbeddingOptimizer(DistributedOptimizer):
     """Takes the steps of a model with `Embedding` layers."""
 
-    def __init__(self, model: Any, optimizer: Any, me: RowWorker) -> None:
+    def __init__(self, model: Any, optimizer: Any, scheduler: Any, me: RowWorker) -> None:
         check_optimizer(optimizer, model, me.strategy)
+        check_scheduler(scheduler, optimizer)
         self.model = model
         self.optimizer = optimizer
         self.client = me.client
@@ -214,3 +218,19 @@ def check_optimizer(optimizer: Any, model: Any, strategy: Strategy) -> None:
         for parameter in group["params"]
     ):
         raise BadInput("wrap: optimizer", expected="parameters of the model", got="others")
+
+
+def check_scheduler(scheduler: Any, optimizer: Any) -> None:
+    """Raise BadInput unless it can step with the optimiser."""
+    if scheduler is None:
+        return
+    if optimizer is None:
+        raise argument_checks.wrong("wrap: scheduler", "None without an optimizer", scheduler)
+    schedulers = load_torch().optim.lr_scheduler
+    expected = "a torch.optim.lr_scheduler.LRScheduler or None"
+    argument_checks.instance("wrap: scheduler", scheduler, schedulers.LRScheduler, expected)
+    if isinstance(scheduler, schedulers.ReduceLROnPlateau):
+        expected = "a scheduler that steps without a metric; step this one yourself"
+        raise BadInput("wrap: scheduler", expected=expected, got="ReduceLROnPlateau")
+    if scheduler.optimizer is not optimizer:
+        raise BadInput("wrap: scheduler", expected="one of this optimizer", got="another one's")
