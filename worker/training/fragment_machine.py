@@ -70,7 +70,9 @@ class FragmentMachine(StepMachine):
     another would be late at each exchange.
     """
 
-    _ahead_by = 0  # steps by which the exchanges come earlier
+    # Steps by which the exchanges come earlier. They are not saved: the time for which a worker was
+    # dead has moved its exchanges against those of others, by an unknown part of a period.
+    _ahead_by = 0
     _moved_at = 0  # the step at which they were last moved
 
     def run_in_turn(self) -> Wants:
