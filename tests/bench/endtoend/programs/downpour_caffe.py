@@ -4,21 +4,24 @@ The run folder does not say when the first step was: it is reckoned from the fir
 it late by the time that this test took.
 """
 
+import argparse
 import csv
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from tests.bench.endtoend.programs.task import MNIST, Task, read_task, write_line
+from tests.bench.endtoend.programs.task import Task, read_task, write_line
 
+_MNIST = Path(__file__).parents[4] / "deploy" / "demo" / "mnist"
 _TESTED_AT_ONCE, _TESTED = 100, 10_000
 _POLL_S = 0.1
+STRATEGY = "downpour:scale=1"
 
 
 def write_solver(task: Task, folder: Path) -> Path:
     """The demo's LeNet with this rate and this batch, tested as often as the others are."""
-    net = (MNIST.parent / "lenet_train_test.prototxt").read_text()
+    net = (_MNIST.parent / "lenet_train_test.prototxt").read_text()
     head, train, rest = net.partition("batch_size:")
     size = rest.split(maxsplit=1)[0]
     net_path, solver_path = folder / "net.prototxt", folder / "solver.prototxt"
@@ -43,16 +46,20 @@ def read_tests(path: Path) -> list[tuple[float, float]]:
 
 def main() -> None:
     task = read_task()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--strategy", default=STRATEGY)
+    strategy = parser.parse_known_args()[0].strategy
     folder = Path(task.record).parent
     solver = write_solver(task, folder)
     options = {
-        "--data": MNIST,
+        "--data": _MNIST,
         "--out": folder / "run",
         "--workers": task.workers,
         "--shards-in": "processes",
-        "--staleness": 4,
-        "--strategy": "downpour:scale=1",
+        "--strategy": strategy,
     }
+    if task.cluster:
+        options |= {"--spark": task.cluster, "--bind": "0.0.0.0"}
     words = [str(word) for pair in options.items() for word in pair]
     downpour = Path(sys.executable).with_name("downpour")
     run = subprocess.Popen([downpour, "train", "--solver", solver, *words])

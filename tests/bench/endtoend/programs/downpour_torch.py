@@ -4,29 +4,31 @@ import argparse
 import os
 from typing import Any
 
+import numpy as np
+import torch
 from pyspark.sql import SparkSession
 
 import deploy
 import ps
 import worker
 import worker.torch
-from tests.bench.endtoend.programs.mnist import Record, Worker, make_lenet, read_images
 from tests.bench.endtoend.programs.task import Task, read_task
+from tests.bench.endtoend.programs.torch_nets import Record, Worker, make_net
 
 STRATEGY = "downpour:scale=1"
 
 
 def train(task: Task, ctx: worker.Context) -> None:
-    import torch
-
     torch.set_num_threads(1)
-    model = make_lenet(task.seed)
+    model = make_net(task)
     opt = worker.torch.wrap(model, None, ctx)
+    tested = task.read("test_x")
     me = Worker(task, ctx.rank)
     for batch in ctx.batches(task.batch, epochs=1000):
-        pixels = torch.frombuffer(bytearray(b"".join(batch["image"])), dtype=torch.uint8)
-        images, labels = pixels.view(-1, 1, 28, 28) / 255, torch.from_numpy(batch["label"])
-        loss = me.gradient(model, images, labels)
+        x = np.frombuffer(bytearray(b"".join(batch["x"])), tested.dtype).reshape(
+            -1, *tested.shape[1:]
+        )
+        loss = me.gradient(model, torch.from_numpy(x), torch.from_numpy(batch["y"]))
         opt.step(loss=loss)
         opt.zero_grad()
 
@@ -37,11 +39,11 @@ def main() -> None:
     parser.add_argument("--strategy", default=STRATEGY)
     strategy = parser.parse_known_args()[0].strategy
     os.environ |= deploy.spark_environment()
-    spark = SparkSession.builder.master(f"local[{task.workers},4]").getOrCreate()
-    images, labels = read_images("train")
-    rows = zip((images * 255).byte().flatten(1).numpy(), labels.tolist(), strict=True)
-    df = spark.createDataFrame(((bytes(i), y) for i, y in rows), "image binary, label long")
-    model, record = make_lenet(task.seed), Record(task, task.workers * task.batch)
+    master = task.cluster or f"local[{task.workers},4]"
+    spark = SparkSession.builder.master(master).getOrCreate()
+    rows = zip(map(bytes, task.read("train_x")), task.read("train_y").tolist(), strict=True)
+    df = spark.createDataFrame(rows, "x binary, y long")
+    model, record = make_net(task), Record(task, task.workers * task.batch)
 
     def measure(params: Any) -> dict[str, float]:
         worker.torch.load(model, params)
@@ -59,6 +61,7 @@ def main() -> None:
             until=lambda figures: figures["reached"] > 0,
         ),
         shards_in="processes",
+        bind="0.0.0.0" if task.cluster else "127.0.0.1",
     )
 
 

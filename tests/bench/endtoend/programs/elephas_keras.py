@@ -1,39 +1,64 @@
 """Elephas: a Keras model on the partitions of an RDD; `--mode` is `synchronous` or `asynchronous`.
 
-Elephas tests only where its fit ends, so each fit is an epoch, from the weights of the one before.
+An asynchronous fit is tested while it runs, by the weights of its parameter server; a synchronous
+one where it ends, so each is one epoch, from the weights of the one before.
 """
 
 import argparse
+import time
+from threading import Thread
+from typing import Any
 
 import numpy as np
-from elephas.spark_model import SparkModel
+from elephas.spark_model import AsynchronousSparkModel, SparkModel
 from elephas.utils.rdd_utils import to_simple_rdd
 from pyspark import SparkConf, SparkContext
 from tensorflow import keras
 
-from tests.bench.endtoend.programs.task import Task, read_arrays, read_task, write_line
+from tests.bench.endtoend.programs.keras_nets import make_net, predict, read_samples
+from tests.bench.endtoend.programs.task import (
+    Task,
+    measure,
+    note_process,
+    read_task,
+    write_line,
+)
 
-_TESTED_AT_ONCE = 500
+_EPOCHS = 100
+_PAUSE_S = 0.5
 
 
-def make_lenet(task: Task) -> keras.Model:
-    """LeNet with channels last, as TensorFlow's convolutions on CPUs need them."""
-    keras.utils.set_random_seed(task.seed)
-    model = keras.Sequential(
-        [
-            keras.Input((28, 28, 1)),
-            keras.layers.Conv2D(20, 5),
-            keras.layers.MaxPooling2D(),
-            keras.layers.Conv2D(50, 5),
-            keras.layers.MaxPooling2D(),
-            keras.layers.Flatten(),
-            keras.layers.Dense(500, activation="relu"),
-            keras.layers.Dense(10, activation="softmax"),
-        ]
-    )
-    optimizer = keras.optimizers.SGD(task.rate, momentum=task.momentum)
-    model.compile(optimizer, "sparse_categorical_crossentropy", ["accuracy"])
-    return model
+def note_worker(task: Task, rank: int, rows: Any) -> Any:
+    """Pass the rows of a partition on, and note the process that works on it."""
+    note_process(task, rank)
+    if rank == 0:
+        write_line(task, None)
+    return rows
+
+
+def test(task: Task, net: keras.Model, samples: Any) -> bool:
+    """Test the net; returns whether the target is reached."""
+    accuracy = measure(task, predict(net, samples))
+    write_line(task, accuracy)
+    return accuracy >= task.target
+
+
+def watch(task: Task, client: Any, samples: Any) -> None:
+    """Test the weights of the parameter server when they have changed, until the target."""
+    net = make_net(task, samples.shape[1:])
+    before: list[Any] = []
+    while True:
+        time.sleep(_PAUSE_S)
+        try:
+            weights = client.get_parameters()
+        except OSError:  # the server is not up yet
+            continue
+        if before and all(map(np.array_equal, weights, before)):
+            continue
+        before = weights
+        net.set_weights(weights)
+        if test(task, net, samples):
+            return
 
 
 def main() -> None:
@@ -41,19 +66,26 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", default="asynchronous")
     mode = parser.parse_known_args()[0].mode
-    context = SparkContext(conf=SparkConf().setMaster(f"local[{task.workers}]"))
-    images, labels = read_arrays("train")
-    tested, classes = read_arrays("t10k")
-    rdd = to_simple_rdd(context, images[..., np.newaxis], labels).repartition(task.workers)
-    model = SparkModel(make_lenet(task), mode=mode, frequency="epoch", num_workers=task.workers)
-    write_line(task, None)
-    for _ in range(100):
-        model.fit(rdd, epochs=1, batch_size=task.batch, verbose=0, validation_split=0.0)
-        scores = model.master_network.predict(tested[..., np.newaxis], _TESTED_AT_ONCE, verbose=0)
-        accuracy = float((scores.argmax(1) == classes).mean())
-        write_line(task, accuracy)
-        if accuracy >= task.target:
-            break
+    master = task.cluster or f"local[{task.workers}]"
+    context = SparkContext(conf=SparkConf().setMaster(master))
+    rdd = to_simple_rdd(context, read_samples(task, "train"), task.read("train_y"))
+    rdd = rdd.repartition(task.workers)
+    rdd = rdd.mapPartitionsWithIndex(lambda rank, rows: note_worker(task, rank, rows))
+    samples = read_samples(task, "test")
+    net = make_net(task, samples.shape[1:])
+    optimizer = keras.optimizers.SGD(task.rate, momentum=task.momentum)
+    net.compile(optimizer, "sparse_categorical_crossentropy", ["accuracy"])
+    fit = {"batch_size": task.batch, "verbose": 0, "validation_split": 0.0}
+    if mode == "asynchronous":
+        model = AsynchronousSparkModel(net, frequency="epoch")
+        Thread(target=watch, args=(task, model.client, samples), daemon=True).start()
+        model.fit(rdd, epochs=_EPOCHS, **fit)
+        return
+    for _ in range(_EPOCHS):
+        model = SparkModel(net)
+        model.fit(rdd, epochs=1, **fit)
+        if test(task, model.master_network, samples):
+            return
 
 
 if __name__ == "__main__":

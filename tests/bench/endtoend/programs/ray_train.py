@@ -16,7 +16,9 @@ def train_here(config: dict[str, Task]) -> None:
 
 def main() -> None:
     task = read_task()
-    ray.init(num_cpus=task.workers + 1, runtime_env={"working_dir": str(Path(__file__).parent)})
+    here = {} if task.cluster else {"num_cpus": task.workers + 1}
+    environment = {"working_dir": str(Path(__file__).parent)}
+    ray.init(address=task.cluster or None, runtime_env=environment, **here)
     TorchTrainer(
         train_here,
         train_loop_config={"task": task},

@@ -17,7 +17,7 @@ def train_here(task: Task) -> None:
 
 def main() -> None:
     task = read_task()
-    SparkSession.builder.master(f"local[{task.workers}]").getOrCreate()
+    SparkSession.builder.master(task.cluster or f"local[{task.workers}]").getOrCreate()
     TorchDistributor(num_processes=task.workers, local_mode=False, use_gpu=False).run(
         train_here, task
     )
