@@ -124,7 +124,9 @@ def search(contest: Contest, condition: str, trial: Trial) -> None:
         seconds: dict[tuple[float, float], float] = {}
         for rate, momentum in itertools.product(RATES, MOMENTA):
             run = trial._replace(seed=SEARCH_SEED, rate=rate, momentum=momentum)
-            outcome = contest.run(f"search {condition}", name, run, contest.limit_s)
+            # One that is slower than the best so far need not end.
+            limit_s = min(contest.limit_s, *seconds.values()) if seconds else contest.limit_s
+            outcome = contest.run(f"search {condition}", name, run, limit_s)
             seconds[rate, momentum] = outcome.seconds or math.inf
         best = min(seconds, key=lambda pair: seconds[pair])
         if seconds[best] == math.inf:

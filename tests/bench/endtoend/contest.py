@@ -7,6 +7,7 @@ process of it is left behind, and its CPU time is that of everything that it has
 import ast
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -211,6 +212,9 @@ class Run:
         self._contender, self._trial, self._places = contender, trial, places
         self._folder = folder
         self.record = folder / "record"
+        # Beyond one machine, the nodes of a Ray refuse each other without a token.
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._token = token if places and contender.kind is Kind.RAY else {}
         self.killer = Killer(self.record, trial)
         self._processes: list[subprocess.Popen[bytes]] = []
         self.began, self.lasted_s, self.link_bytes = 0.0, 0.0, 0
@@ -239,7 +243,7 @@ class Run:
                 subprocess.Popen(
                     [sys.executable, "-I", "-S", subreaper.__file__, *command],
                     cwd=self._folder,
-                    env=make_environment(self._contender, caches),
+                    env=make_environment(self._contender, caches) | self._token,
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,

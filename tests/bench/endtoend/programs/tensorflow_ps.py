@@ -50,16 +50,18 @@ def coordinate(task: Task, cluster: Any) -> None:
         rows = tf.data.Dataset.from_tensor_slices(samples)
         return rows.shuffle(60_000).repeat().batch(task.batch)
 
+    def learn(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            outputs = net(x, training=True)
+            loss = tf.reduce_mean(tf.keras.losses.sparse_categorical_crossentropy(y, outputs))
+        weights = net.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
     @tf.function  # type: ignore[untyped-decorator]  # TensorFlow is not installed here
     def step(batches: Any) -> None:
-        for _ in tf.range(_STEPS_AT_ONCE):
-            x, y = next(batches)
-            with tf.GradientTape() as tape:
-                outputs = net(x, training=True)
-                loss = tf.reduce_mean(tf.keras.losses.sparse_categorical_crossentropy(y, outputs))
-            weights = net.trainable_variables
-            gradients = tape.gradient(loss, weights)
-            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        for _ in range(_STEPS_AT_ONCE):
+            strategy.run(learn, args=next(batches))
 
     batches = iter(coordinator.create_per_worker_dataset(make_batches))
     here = make_net(task, tested.shape[1:])
