@@ -13,7 +13,7 @@ import pytest
 from shards.errors import BadInput
 from tests.bench import bench_endtoend
 from tests.bench.endtoend import contest, places, works
-from tests.bench.endtoend.clusters import Kind, list_parts, place_of
+from tests.bench.endtoend.clusters import Kind, Part, list_parts, place_of
 from tests.bench.endtoend.contest import CONTENDERS, Contender, Outcome, Trial, run_trial
 from tests.bench.endtoend.places import Line, Place
 from tests.bench.endtoend.programs.task import measure_area
@@ -84,6 +84,17 @@ def test_a_run_is_ended_at_its_limit(write_program: Write) -> None:
     outcome = run_trial(write_program("time.sleep(1000)"), TRIAL, limit_s=0.3)
     assert outcome.seconds is None
     assert outcome.lasted_s >= 0.3
+
+
+def test_a_cluster_that_does_not_start_fails_the_run(
+    write_program: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last words are kept, the program is not started, and the contest continues."""
+    part = Part([sys.executable, "-c", "print('no memory')"], ready="up")
+    monkeypatch.setattr(contest, "list_parts", lambda *_: [part, Part(["false"])])
+    outcome = run_trial(write_program(), TRIAL, limit_s=60)
+    assert outcome.seconds is None
+    assert outcome.output == "a process of its own did not start: no memory"
 
 
 def test_workers_are_killed_in_turn(write_program: Write) -> None:
@@ -186,7 +197,7 @@ def test_a_later_command_resumes(
     monkeypatch.setattr(bench_endtoend, "CONTENDERS", {bench_endtoend.OURS: contender})
     words = ["--conditions", "quiet", "--seeds", "1", "2", "--limit-s", "30"]
     bench_endtoend.main(words)
-    assert "2 runs, 0 of them saved: at most 3 minutes" in capsys.readouterr().out
+    assert "2 runs, 0 of them saved: at most 5 minutes" in capsys.readouterr().out
     bench_endtoend.main(words)
     assert "2 runs, 2 of them saved: at most 0 minutes" in capsys.readouterr().out
     assert (here / "runs.txt").read_text() == "run run "

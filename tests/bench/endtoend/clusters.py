@@ -30,10 +30,10 @@ class Kind(Enum):
 
 
 class Part(NamedTuple):
-    """A process to start. `ready`: words in its output and their number, awaited before others."""
+    """A process to start. `ready`: the words that it prints once the next ones may join it."""
 
     command: list[str]
-    ready: tuple[str, int] | None = None
+    ready: str | None = None
 
 
 def list_parts(
@@ -90,11 +90,11 @@ def _list_spark(python: Path, places: Sequence[Place]) -> Iterator[Part]:
     url = f"spark://{master.host}:{_SPARK_PORT}"
     ports = ["--webui-port", "0"]
     address = ["--host", master.host, "--port", str(_SPARK_PORT)]
-    yield Part([start[0], f"{start[1]}.master.Master", *address, *ports], ("New state: ALIVE", 1))
+    yield Part([start[0], f"{start[1]}.master.Master", *address, *ports], "New state: ALIVE")
     for place in others:
         sizes = ["--host", place.host, "--cores", "1", "--memory", "2g", "--work-dir", "spark"]
         command = [start[0], f"{start[1]}.worker.Worker", *sizes, *ports, url]
-        yield Part(command, ("Successfully registered", 1))
+        yield Part(command, "Successfully registered")
 
 
 def _list_ray(python: Path, places: Sequence[Place], folder: Path) -> Iterator[Part]:
@@ -106,7 +106,7 @@ def _list_ray(python: Path, places: Sequence[Place], folder: Path) -> Iterator[P
     head = ["--head", f"--port={_RAY_PORT}", *files]
     for number, place in enumerate(places):
         join = [f"--address={places[0].address}:{_RAY_PORT}"] if number else head
-        yield Part([*ray, *join, f"--node-ip-address={place.address}"], ("Ray runtime started", 1))
+        yield Part([*ray, *join, f"--node-ip-address={place.address}"], "Ray runtime started")
 
 
 def _list_torchrun(

@@ -30,7 +30,7 @@ from tests.support.fresh_clone import ROOT
 PROGRAMS = Path(__file__).parent / "programs"
 ENVIRONMENTS = ROOT / ".venv-peers"
 _POLL_S = 0.1
-_START_S = 120.0
+_START_S = 180.0
 _LOOPBACK = "lo"
 _TURN_S = 0.05
 
@@ -176,7 +176,7 @@ class Outcome(NamedTuple):
 def run_trial(contender: Contender, trial: Trial, limit_s: float) -> Outcome:
     """Run one program until the target is reached, it ends, or `limit_s` is over.
 
-    Raises OSError if the places cannot be made or a cluster does not start.
+    Raises OSError if the places cannot be made. If a cluster does not start, the run has failed.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="endtoend-")))
@@ -184,9 +184,12 @@ def run_trial(contender: Contender, trial: Trial, limit_s: float) -> Outcome:
         if trial.line is not None:
             places = stack.enter_context(make_places(trial.workers + 1, trial.line))
         run = Run(contender, trial, places, folder)
+        failure = ""
         try:
             run.start()
             run.watch(limit_s)
+        except ClusterError as error:
+            failure = str(error)
         finally:
             cpu_s = run.end()
         lines = read_record(run.record)
@@ -198,9 +201,13 @@ def run_trial(contender: Contender, trial: Trial, limit_s: float) -> Outcome:
             run.link_bytes,
             run.killer.kills,
             curve,
-            run.read_output(20),
+            failure or run.read_output(20),
             run.lasted_s,
         )
+
+
+class ClusterError(Exception):
+    """A Spark or a Ray did not start."""
 
 
 class Run:
@@ -228,13 +235,17 @@ class Run:
         parts = list_parts(
             contender.kind, contender.python, program, workers, self._places, self._folder
         )
+        starting: list[tuple[int, str]] = []
         for number, part in enumerate(parts):
             if part.ready is None and not self.began:
+                self._await(starting)
                 self.began, self._bytes_before = time.time(), self.count_bytes()
             place = place_of(number, contender.kind, self._places)
             self._spawn(part.command if place is None else place.wrap(part.command))
             if part.ready is not None:
-                self._await(number, *part.ready)
+                starting.append((number, part.ready))
+                if number == 0:  # the others join this one
+                    self._await(starting)
 
     def _spawn(self, command: list[str]) -> None:
         caches = self._folder / "caches" if self._trial.cold else None
@@ -253,12 +264,15 @@ class Run:
     def _output(self, number: int) -> Path:
         return self._folder / f"output.{number}"
 
-    def _await(self, number: int, words: str, count: int) -> None:
+    def _await(self, starting: Sequence[tuple[int, str]]) -> None:
+        """Wait until each of these processes has printed its words."""
         until = time.time() + _START_S
-        while self._output(number).read_text(errors="replace").count(words) < count:
-            if time.time() > until or has_ended(self._processes[number]):
-                raise OSError(f"{self._contender.kind.value} did not start: {self.read_output(3)}")
-            time.sleep(_POLL_S)
+        for number, words in starting:
+            while words not in self._output(number).read_text(errors="replace"):
+                if time.time() > until or has_ended(self._processes[number]):
+                    kind = self._contender.kind.value
+                    raise ClusterError(f"{kind} did not start: {self.read_output(3)}")
+                time.sleep(_POLL_S)
 
     def watch(self, limit_s: float) -> None:
         """Wait until the target is reached, the last process has ended, or time is over."""

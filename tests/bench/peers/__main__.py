@@ -3,7 +3,7 @@
     python -m tests.bench.peers
 
 Each list peers/NAME.txt becomes .venv-peers/NAME. One that does not install is left out with a
-line that says so, and bench_datapath runs without that contender.
+line that says so, and the benchmarks run without that contender.
 """
 
 import shutil
