@@ -37,8 +37,10 @@ def list_requirements(extras: Iterable[str]) -> list[Requirement]:
         for requirement in _active(project, {extra}):
             if canonicalize_name(requirement.name) == DISTRIBUTION:
                 ahead += sorted(requirement.extras - set(ahead))
-            elif requirement not in requirements:
-                requirements.append(requirement)
+            else:
+                requirement.marker = None  # pip would apply it again, and knows no extra
+                if requirement not in requirements:
+                    requirements.append(requirement)
     return requirements
 
 
