@@ -3,23 +3,19 @@ Makefile and its tables of programs."""
 
 import re
 import shlex
-from itertools import dropwhile
-from typing import Any
 
 import pytest
 import typer
-from typer.core import TyperGroup
 
-from deploy.cli.app import command_line
 from tests.bench.__main__ import commands as bench_commands
 from tests.bench.__main__ import describe, list_benchmarks
 from tests.programs.__main__ import TABLES
 from tests.programs.table import Command, check_request
+from tests.support.command_parser import parse
 from tests.support.doc_pages import PAGES, ROOT, commands, fences, read
 from tests.support.structure import list_tracked
 
 SHELLS = {"bash", "sh", "console"}
-_A_JOB = "0" * 17
 # Typer brings a Click of its own, which it does not export.
 UsageError = typer.BadParameter.__mro__[1]
 
@@ -53,28 +49,6 @@ def check_make(words: list[str]) -> None:
             assert given.keys() <= targets()[target], words
         if target == "bench":
             list(bench_commands(given.get("B", "").split(), []))
-
-
-def parse(words: list[str]) -> None:
-    """Parse a `downpour` command as the command line does, and run nothing.
-
-    On the pages `ID` stands for the id of a job.
-    """
-    group = command_line()
-    words = [word for word in words if word not in {"-h", "--help"}]
-    words = [_A_JOB if word == "ID" else word for word in words]
-    with group.make_context("downpour", words[1:]) as context:
-        own = dropwhile(lambda word: word.startswith("-"), words[1:])  # options of all commands
-        _parse(group, context, list(own))
-
-
-def _parse(group: TyperGroup, context: Any, words: list[str]) -> None:
-    name, command, rest = group.resolve_command(context, words)
-    assert command is not None
-    if isinstance(command, TyperGroup):
-        _parse(command, command.make_context(name, rest, parent=context), rest)
-    else:
-        command.make_context(name, rest, parent=context)
 
 
 def words_after_application(words: list[str]) -> list[str]:
