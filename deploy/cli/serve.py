@@ -25,6 +25,7 @@ def serve(**options: Any) -> None:
         from deploy.service import server
         from deploy.service.access import exposure_of
         from deploy.service.app import ServeOptions
+        from deploy.service.kubernetes_launcher import launcher_of
         from deploy.service.retention import ServiceLimits
         from deploy.service.traces import traces_to
         from deploy.service.webhooks import Hosts
@@ -49,6 +50,7 @@ def serve(**options: Any) -> None:
         webhook_hosts=Hosts(tuple(options["webhook_host"] or ())),
         database=options["database"],
         traces=traces_to(traces) if traces is not None else None,
+        launcher=launcher_of(options["launcher"]),
     )
     server.serve(choice, listen, typer.echo)
 
@@ -115,6 +117,10 @@ declare(
             "The database: sqlite, or a URL such as postgresql://me@db/jobs. One with a password is"
             " named by the variable DOWNPOUR_DATABASE.",
             show_default="the last one of this home, at first sqlite",
+        ),
+        _option(
+            "launcher", str, "local",
+            "What runs jobs: local processes, or kubernetes:FILE, Jobs made from this template.",
         ),
         _option(
             "traces_to", str | None, None,

@@ -21,7 +21,7 @@ from deploy.service.answers import DescribedApp
 from deploy.service.clock import SteadyClock
 from deploy.service.job_rows import JobRow
 from deploy.service.job_store import JobStore
-from deploy.service.launcher import LocalLauncher
+from deploy.service.launcher import Launcher, LocalLauncher
 from deploy.service.long_answers import LongAnswers
 from deploy.service.metrics import ServiceMetrics
 from deploy.service.problems import Problem, of_database_error, of_error, reason_of
@@ -45,7 +45,8 @@ POLL_S = 0.25
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a service. `slots` are workers at a time; `roots` folders that jobs may name.
 
-    `exposure` says whether requests need tokens; `database` names another one than the home does.
+    `exposure` says whether requests need tokens; `database` names another one than the home does;
+    `launcher` starts what starts the jobs' runners.
     """
 
     home: Path
@@ -58,6 +59,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     exposure: Exposure = Exposure()
     database: str | None = None
     traces: Callable[[JobStore], JobTraces] | None = None
+    launcher: Callable[[], Launcher] = LocalLauncher
 
 
 class Service:
@@ -67,7 +69,7 @@ class Service:
         self,
         options: ServeOptions,
         engine: sa.Engine,
-        launcher: LocalLauncher | None = None,
+        launcher: Launcher | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         clock = clock or SteadyClock()
@@ -75,9 +77,10 @@ class Service:
         self.exposure = options.exposure
         self.access = AccessStore(engine, clock)
         self.store = JobStore(options.home, engine, self.feed.note_change, clock)
+        self._launcher = launcher or options.launcher()
         self.supervisor = Supervisor(
             self.store,
-            launcher or LocalLauncher(),
+            self._launcher,
             slots=options.slots,
             retry_s=options.retry_s,
             limits=self.access.limits,
@@ -119,6 +122,7 @@ class Service:
         self._stopped.set()
         self._thread.join()
         self._courier.stop()
+        self._launcher.close()
         if self._traces is not None:
             self._traces.stop()
 

@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
+from typing import Protocol
 
 from deploy.run.folder import writer_of
 from deploy.runner import job_folder, subreaper
@@ -32,6 +33,37 @@ class Liveness(StrEnum):
     RUNNING = "running"
     GONE = "gone"
     UNKNOWN = "unknown"
+
+
+class Launcher(Protocol):
+    """Starts, probes and ends attempts. A supervisor calls it from one thread at a time."""
+
+    def launch(self, folder: Path, attempt: int, nonce: str) -> None:
+        """Start an attempt of the job in `folder`; raises OSError if that fails."""
+        ...
+
+    def probe(self, folder: Path, nonce: str) -> Liveness:
+        """Return whether the attempt with this nonce is alive."""
+        ...
+
+    def exit_status(self, nonce: str) -> int | None:
+        """The exit status of an attempt that has ended; None if it is not known."""
+        ...
+
+    def forget(self, nonce: str) -> None:
+        """Drop what is kept about an attempt that is over."""
+        ...
+
+    def kill(self, folder: Path, number: signal.Signals) -> int:
+        """Signal all that is left of the job in `folder`; returns how much there was.
+
+        Raises OSError if that is unknown.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the launcher's own resources, and of no attempt."""
+        ...
 
 
 class LocalLauncher:
@@ -102,6 +134,9 @@ class LocalLauncher:
                 with suppress(OSError):
                     os.kill(pid, number)
         return len(below)
+
+    def close(self) -> None:
+        """Nothing is held: runners are in sessions of their own."""
 
 
 def processes_with(marks: set[str]) -> list[int]:

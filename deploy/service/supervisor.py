@@ -37,7 +37,7 @@ from deploy.service.alerts import (
 )
 from deploy.service.job_rows import JobRow
 from deploy.service.job_store import CAUSE, JobStore, StateChanged
-from deploy.service.launcher import Liveness, LocalLauncher
+from deploy.service.launcher import Launcher, Liveness
 from deploy.service.retention import list_dependents
 from deploy.service.snapshots import list_complete_snapshots
 from deploy.service.states import (
@@ -79,7 +79,7 @@ class Supervisor:
     def __init__(
         self,
         store: JobStore,
-        launcher: LocalLauncher,
+        launcher: Launcher,
         *,
         slots: int,
         retry_s: float,
@@ -544,8 +544,8 @@ class Supervisor:
             return
         since = self._urgent.setdefault(row.id, self._clock())
         if self._clock() - since > GRACE_S and row.id not in self._killed:
+            self._launcher.kill(folder, signal.SIGKILL)  # repeated if this raises
             self._killed[row.id] = self._clock()
-            self._launcher.kill(folder, signal.SIGKILL)
 
     def _newest_snapshot(self, row: JobRow) -> str | None:
         names = [

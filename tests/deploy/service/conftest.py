@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +112,11 @@ def start(home: Path, solver: Path, place: DatabasePlace) -> Iterator[Start]:
         clock: Callable[[], float] | None = None,
         **options: Any,
     ) -> Iterator[Running]:
-        choice = ServeOptions(home=home, **{"slots": 8, "retry_s": 0.1, **options})
+        stubs = partial(LocalLauncher, (sys.executable, str(STUB)))
+        usual = {"slots": 8, "retry_s": 0.1, "launcher": stubs}
+        choice = ServeOptions(home=home, **{**usual, **options})
         engine = database.open_for_home(home, place, busy_s=busy_s)
-        launcher = LocalLauncher((sys.executable, str(STUB)))
-        service = Service(choice, engine, launcher, clock)
+        service = Service(choice, engine, clock=clock)
         if not driven:
             service.supervisor.reconcile = lambda: None  # type: ignore[method-assign]
             service.webhooks.send_due = lambda: None  # type: ignore[method-assign]
