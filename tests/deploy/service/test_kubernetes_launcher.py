@@ -251,6 +251,26 @@ def test_signals_are_deletions(double: KubernetesDouble, make: Make, folder: Pat
     eventually(lambda: launcher.probe(folder, NONCE) is Liveness.GONE, because="it is deleted")
 
 
+def test_the_charts_role_has_the_verbs_that_it_uses(
+    double: KubernetesDouble, make: Make, folder: Path
+) -> None:
+    """The account of the service may make these requests, and no others."""
+    launcher = make()
+    launcher.probe(folder, NONCE)
+    launcher.launch(folder, 1, NONCE)
+    double.jobs.clear()  # a pod without a Job, as one that a Job has left behind
+    launcher.kill(folder, signal.SIGKILL)
+    eventually(lambda: "WATCH pods" in double.requests, because="it watches")
+    one = {"POST": "create", "GET": "get", "DELETE": "delete"}
+    many = {"POST": "create", "GET": "list", "DELETE": "deletecollection", "WATCH": "watch"}
+    used: dict[str, set[str]] = {}
+    for method, path in (request.split() for request in double.requests):
+        resource, _, name = path.partition("/")
+        used.setdefault(resource, set()).add((one if name else many)[method])
+    rules = chart.find(chart.render(), "Role", "service")["rules"]
+    assert used == {rule["resources"][0]: set(rule["verbs"]) for rule in rules}
+
+
 def test_an_account_is_reread(double: KubernetesDouble, make: Make, tmp_path: Path) -> None:
     """The token is sent as its file has it now: Kubernetes replaces it every hour."""
     place = ClusterPlace(url=double.url, namespace=NAMESPACE, account=tmp_path)
