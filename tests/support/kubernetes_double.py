@@ -189,6 +189,14 @@ class KubernetesDouble:
             )
             return [event for event in self._events if event[0] > version]
 
+    def loses_request(self) -> bool:
+        """Wait while the API is silent; returns whether it was, and has lost the request."""
+        lost = False
+        while self.silent and not self._over.is_set():
+            lost = True
+            time.sleep(0.02)
+        return lost
+
     def expires(self) -> bool:
         """Whether a watch has to end now because its version was forgotten, once."""
         with self._changed:
@@ -201,9 +209,7 @@ class KubernetesDouble:
                 length = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(length)) if length else None
                 watched = "watch=true" in self.path
-                if double.silent:  # the request is lost
-                    while double.silent and not double._over.is_set():
-                        time.sleep(0.02)
+                if double.loses_request():
                     self.close_connection = True
                     return
                 if double.status or (watched and double.refuses_watches):
