@@ -52,6 +52,14 @@ def is_cached(function: Callable[..., Any]) -> bool:
     return any(index.stat().st_mtime >= changed_at for index in indexes)
 
 
+def can_store(function: Callable[..., Any]) -> bool:
+    """True if numba has a folder on this machine for the code of `function`, for later processes.
+
+    Without one each process compiles for itself.
+    """
+    return njit is not None and function.stats.cache_path is not None  # type: ignore[attr-defined]
+
+
 def plain(function: F) -> F:
     """The Python function behind a compiled one, for use on whole arrays."""
     return getattr(function, "py_func", function)

@@ -50,6 +50,8 @@ def finish(
         former=outcome.former_statuses,
         times_s=observer.times.times_s,
     )
+    observers = {"rows": observer.cpu_s, "tests": outcome.tests_cpu_s}
+    summary = replace(summary, start=observer.start.moments, observers_cpu_s=observers)
     # Remove the weights of an earlier stop, which would not belong to the new summary.
     for path in (folder.weights, folder.caffemodel):
         path.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from deploy.run.evaluations_csv import EvaluationsFile
 from deploy.run.folder import RunFolder
 from deploy.run.progress import Progress
 from deploy.run.settings import TrainSettings
+from deploy.run.start_times import StartTimes
 from deploy.run.updates_parquet import UpdatesWriter
 from ps.closing_context import ClosingContext
 from ps.cluster import Cluster, mark_ended
@@ -30,7 +31,7 @@ class RunObserver(ClosingContext):
     """Records and displays what `run_job` reports; a context manager.
 
     `begins_at` is the iteration from which a resumed run continues. `check` is called with each
-    report; what it raises ends the run.
+    report; what it raises ends the run. `start` is the timeline of the start.
     """
 
     def __init__(
@@ -42,7 +43,10 @@ class RunObserver(ClosingContext):
         seed: int = DEFAULT_SEED,
         begins_at: int | None = None,
         check: Callable[[], None] = lambda: None,
+        start: StartTimes | None = None,
     ) -> None:
+        self.start = start or StartTimes()
+        self.cpu_s = 0.0  # of `progressed`
         self._check = check
         self._folder = folder
         self._progress = progress
@@ -55,6 +59,7 @@ class RunObserver(ClosingContext):
         self._cluster: Cluster | None = None
 
     def started(self, cluster: Cluster, restored: list[int] | None) -> None:
+        self.start.note("shards")
         self._cluster, self._began = cluster, time.monotonic()
         cluster.save(self._folder.cluster)
         self.updates = self._folder.open_updates(
@@ -66,13 +71,18 @@ class RunObserver(ClosingContext):
 
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
         assert self.updates is not None, "started comes first"
+        began = time.thread_time()
         with self._survives_loss():
             self.updates.write(records)
         self.times.add(records, count_restarts(statuses), time.monotonic() - self._began)
         # Before the first worker registers, keep displaying what is being started.
         if statuses[0].workers:
+            self.start.note("workers")
+            if any(len(part) for part in records):
+                self.start.note("step")
             self._progress.update(statuses, records)
         self._check()
+        self.cpu_s += time.thread_time() - began
 
     def evaluated(self, result: Evaluation, weights: NDArray[np.float32]) -> None:
         assert self.updates is not None, "started comes first"

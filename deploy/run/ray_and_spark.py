@@ -98,8 +98,13 @@ def check_head(settings: TrainSettings) -> None:
         ray_cluster.check_head()
 
 
-def start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spark.SparkSession:
-    """Connect to Ray if shards run there, then to Spark; `stack` stops what is started."""
+def start(
+    settings: TrainSettings, progress: Progress, stack: ExitStack, note: Callable[[str], None]
+) -> spark.SparkSession:
+    """Connect to Ray if shards run there, then to Spark; `stack` stops what is started.
+
+    `note` is called with the name of each once it is ready.
+    """
     with defer_interrupt():
         java = spark_environment() if settings.spark is None else {}
     if settings.shards_in is Placement.RAY:
@@ -110,12 +115,13 @@ def start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spar
             stack.enter_context(
                 ray_cluster.connect(settings.ray, settings.shards, settings.namespace)
             )
+        note("ray")
     where = (
         "" if settings.spark is None else f" at {spark_settings.hide_url_options(settings.spark)}"
     )
     progress.starting(f"Spark{where}")
     with defer_interrupt():
-        return stack.enter_context(
+        session = stack.enter_context(
             spark.start_session(
                 settings.spark,
                 settings.workers,
@@ -125,3 +131,5 @@ def start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spar
                 start_s=settings.start_s,
             )
         )
+    note("spark")
+    return session

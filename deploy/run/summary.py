@@ -78,6 +78,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """
     dropped: int = 0
     """Pushes that a shard dropped because they came too late for their round or quorum."""
+    observers_cpu_s: dict[str, float] = {}
+    """CPU seconds of this process while it trained: `rows` to collect, record and show the updates,
+    `tests` to test the weights.
+    """
+    start: dict[str, float] = {}
+    """Seconds from the start of the process until each part was ready, the last being the first
+    step: `inputs`, `ray`, `spark`, `shards`, `workers`, `step`. The parts overlap.
+    """
 
 
 def summarise(

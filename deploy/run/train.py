@@ -22,6 +22,7 @@ from deploy.run.progress import Progress
 from deploy.run.requests import FolderInbox
 from deploy.run.settings import TrainSettings
 from deploy.run.snapshot_ref import SnapshotRef, catalog_of
+from deploy.run.start_times import StartTimes
 from deploy.run.summary import Summary
 from ps.snapshots.catalog import LoadedSnapshot
 from worker import spark
@@ -30,6 +31,7 @@ from worker.data.source import Source
 from worker.job.compile_ahead import compile_ahead
 from worker.job.run_control import RunControl, SnapshotOrder
 from worker.job.runner import run_job
+from worker.spark import settings as spark_settings
 from worker.spark.signals import (
     SafeExitStack,
     defer_interrupt,
@@ -71,6 +73,7 @@ def run(
     snapshots = catalog_of(settings, settings.out)
     ray_and_spark.check(inputs, snapshots)
     control = RunControl() if control is None else control
+    start = StartTimes()
     open_folder = RunFolder.resume if prepared.in_place else RunFolder.create
     with (
         open_folder(settings.out, settings.plain()) as folder,
@@ -78,15 +81,17 @@ def run(
         on_signal(signal.SIGUSR1, partial(control.submit, SnapshotOrder())),
         SafeExitStack() as stack,
     ):
+        start.note("inputs")
         control.read_inbox(FolderInbox(folder.path))
         progress = stack.enter_context(_progress(inputs, snapshot, display))
-        observer = stack.enter_context(_observer(inputs, snapshot, folder, progress))
+        observer = stack.enter_context(_observer(inputs, snapshot, folder, progress, start))
         source = inputs.train if isinstance(inputs.train, Source) else None
         # Small data is read before Ray and Spark start: only reading finds faults such as a NaN.
         table = pa.Table.from_batches(inputs.train.batches()) if source is None else None
-        await_compiler = compile_ahead(inputs.job)
+        local = spark_settings.parse_local_master(settings.spark, 1) is not None
+        await_compiler = compile_ahead(inputs.job, workers_here=local)
         with hangup_spares_children():
-            session = ray_and_spark.start(settings, progress, stack)
+            session = ray_and_spark.start(settings, progress, stack, start.note)
         progress.starting("the shards and workers")
         with defer_interrupt():
             if table is None:
@@ -142,10 +147,16 @@ def _progress(
 
 
 def _observer(
-    inputs: Inputs, snapshot: LoadedSnapshot | None, folder: RunFolder, progress: Progress
+    inputs: Inputs,
+    snapshot: LoadedSnapshot | None,
+    folder: RunFolder,
+    progress: Progress,
+    start: StartTimes,
 ) -> RunObserver:
     settings = inputs.settings
     begins_at = snapshot.manifest.steps // settings.workers if snapshot is not None else None
     seed = inputs.job.plan.seed
     check = partial(ray_and_spark.check_head, settings)
-    return RunObserver(folder, progress, settings, seed=seed, begins_at=begins_at, check=check)
+    return RunObserver(
+        folder, progress, settings, seed=seed, begins_at=begins_at, check=check, start=start
+    )

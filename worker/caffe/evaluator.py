@@ -1,5 +1,6 @@
 """Evaluates the test nets of a solver on test data."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from shards.errors import BadInput
 from worker.caffe.inference import evaluate, slices
@@ -20,6 +22,7 @@ from worker.data.columns import ColumnKind
 from worker.data.read_options import MAX_SKIPPED
 
 Floats = NDArray[np.float32]
+_MOST_CORES = 16  # each has buffers for a batch
 
 
 Rows = Callable[[], Iterable[pa.RecordBatch]]
@@ -87,7 +90,10 @@ class Evaluator:
     def whole(
         self, weights: Floats, read: Callable[[int], None] = lambda _: None
     ) -> dict[str, float]:
-        """The outputs over all rows; `read` is called with the rows read so far, of all nets."""
+        """The outputs over all rows; `read` is called with the rows read so far, of all nets.
+
+        All cores compute, each on batches of its own.
+        """
         rows = 0
 
         def count(batch: pa.RecordBatch) -> bool:
@@ -96,7 +102,8 @@ class Evaluator:
             read(rows)
             return True
 
-        return self._all(weights, count, whole=True)
+        with threadpool_limits(1):  # a product of one batch is too small for several cores
+            return self._all(weights, count, whole=True)
 
     def _all(self, weights: Floats, keep_batch: KeepBatch, *, whole: bool) -> dict[str, float]:
         """Each net's outputs by name; the second net's names get the suffix #1, and so on."""
@@ -114,8 +121,14 @@ class Evaluator:
         laid = lay_out(weights, self._trained.table, model.net)
         rows = tested.rows() if most is None else head(tested.rows(), most)
         batches = slices(rows, model.net.batch_size)
+        cores = min(len(os.sched_getaffinity(0)), _MOST_CORES) if most is None else 1
         return evaluate(
-            model, laid, takewhile(keep_batch, batches), model.net.batch_size, self._skip_images
+            model,
+            laid,
+            takewhile(keep_batch, batches),
+            model.net.batch_size,
+            self._skip_images,
+            [CaffeModel(model.net.description) for _ in range(cores - 1)],
         )
 
 

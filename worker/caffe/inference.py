@@ -4,7 +4,9 @@ The rows are Arrow record batches, as in training, so the same functions serve a
 inside `mapInArrow`, a Spark partition.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +22,7 @@ from worker.data.encoded import decode_images
 from worker.data.read_options import MAX_SKIPPED
 
 Floats = NDArray[np.float32]
+Sums = dict[str, NDArray[np.float64]]
 
 ID, LABEL = "SampleID", "label"
 
@@ -30,12 +33,15 @@ def evaluate(
     rows: Iterable[pa.RecordBatch],
     batch_size: int,
     skip_images: int = MAX_SKIPPED,
+    copies: Sequence[CaffeModel] = (),
 ) -> dict[str, float]:
     """The net's scalar outputs (loss, accuracy ...), averaged with equal weight over all rows.
 
-    It leaves out up to `skip_images` images that cannot be decoded.
+    It leaves out up to `skip_images` images that cannot be decoded. `copies` of the model compute
+    other batches at the same time, each in a thread.
     """
-    seen, sums = column_sums(model, weights, rows, model.net.figures, batch_size, skip_images)
+    blobs = model.net.figures
+    seen, sums = column_sums(model, weights, rows, blobs, batch_size, skip_images, copies)
     if not seen:
         raise BadInput(model.net.description.file, expected="rows to test on", got="none")
     return {name: float(total[0]) / seen for name, total in sums.items()}
@@ -48,30 +54,64 @@ def column_sums(
     blobs: Sequence[str],
     batch_size: int,
     skip_images: int = MAX_SKIPPED,
+    copies: Sequence[CaffeModel] = (),
 ) -> tuple[int, dict[str, NDArray[np.float64]]]:
     """The number of rows, and for each blob the sum over them of each of its columns, float64.
 
     A blob of one row is flattened. One of the whole batch, such as a loss or the accuracies by
     class, counts once for each row of its batch. Without rows there are no sums. Up to
-    `skip_images` images that cannot be decoded are left out.
+    `skip_images` images that cannot be decoded are left out. The sums are the same with `copies` of
+    the model that compute other batches at the same time; a net with a state does without them.
     """
     model.net.reset()
     layers = [node.layer for node in model.net.nodes]
     of_batch = {top for layer in layers if isinstance(layer, Accuracy) for top in layer.spec.top}
-    sums: dict[str, NDArray[np.float64]] = {}
-    seen = 0
-    decoded_rows = decode_images(rows, model.net.column_specs, "rows", max_skipped=skip_images)
-    for part in slices(decoded_rows, batch_size):
-        count = part.num_rows
-        batch = to_batch(part, seen, model.net.column_specs)
+    columns = model.net.column_specs
+
+    def add_up(model: CaffeModel, part: pa.RecordBatch, first_row: int) -> Sums:
+        count, sums = part.num_rows, {}
+        batch = to_batch(part, first_row, columns)
         for name, value in model.forward(weights, batch, blobs).items():
             if name in of_batch or value.ndim == 0:
-                total = count * value.ravel().astype(np.float64)
+                sums[name] = count * value.ravel().astype(np.float64)
             else:
-                total = _by_row(value, count, name).sum(axis=0, dtype=np.float64)
+                sums[name] = _by_row(value, count, name).sum(axis=0, dtype=np.float64)
+        return sums
+
+    models = [model, *(() if model.net.keeps_state else copies)]
+    parts = slices(decode_images(rows, columns, "rows", max_skipped=skip_images), batch_size)
+    sums: Sums = {}
+    seen = 0
+    for count, of_part in _by_turns(models, parts, add_up):
+        for name, total in of_part.items():
             sums[name] = sums[name] + total if name in sums else total
         seen += count
     return seen, sums
+
+
+def _by_turns(
+    models: Sequence[CaffeModel],
+    parts: Iterable[pa.RecordBatch],
+    add_up: Callable[[CaffeModel, pa.RecordBatch, int], Sums],
+) -> Iterator[tuple[int, Sums]]:
+    """The rows and the sums of each part, in order; each model computes in a thread."""
+    first_row = 0
+    if len(models) == 1:  # no other thread: this one may have a priority of its own
+        for part in parts:
+            yield part.num_rows, add_up(models[0], part, first_row)
+            first_row += part.num_rows
+        return
+    waiting: deque[tuple[int, Future[Sums]]] = deque()
+    with ThreadPoolExecutor(len(models), "batches") as pool:
+        for number, part in enumerate(parts):
+            if len(waiting) == len(models):  # the oldest is the one whose model comes next
+                count, sums = waiting.popleft()
+                yield count, sums.result()
+            model = models[number % len(models)]
+            waiting.append((part.num_rows, pool.submit(add_up, model, part, first_row)))
+            first_row += part.num_rows
+        for count, sums in waiting:
+            yield count, sums.result()
 
 
 def features(

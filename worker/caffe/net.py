@@ -272,6 +272,11 @@ class Network:
         for node in self.nodes:
             node.layer.reset()
 
+    @property
+    def keeps_state(self) -> bool:
+        """True if a layer keeps something from one forward pass for the next."""
+        return any(type(node.layer).reset is not Layer.reset for node in self.nodes)
+
     def forward(
         self,
         weights: Array,

@@ -9,7 +9,7 @@ from threading import Thread
 
 import numpy as np
 
-from cupy_kernels.ops.updates import compiles_first
+from cupy_kernels.ops.updates import compiles_first, stores_loops
 from ps.logs import logger
 from worker.data.columns import ColumnKind
 from worker.job.training_job import Job
@@ -22,9 +22,14 @@ _TYPES = {
 }
 
 
-def compile_ahead(job: Job) -> Callable[[], None]:
-    """Begin to compile in a thread, if this is the first training; returns what waits for it."""
-    if job.driver_model is None or job.device.gpu or not compiles_first(net=True):
+def compile_ahead(job: Job, *, workers_here: bool = True) -> Callable[[], None]:
+    """Begin to compile in a thread, if this is the first training; returns what waits for it.
+
+    Nothing is compiled if the workers could not use it: they are on other machines, or numba has no
+    folder for its cache.
+    """
+    in_vain = not workers_here or not stores_loops()
+    if in_vain or job.driver_model is None or job.device.gpu or not compiles_first(net=True):
         return lambda: None
     thread = Thread(target=_take_step, args=[job], name="compile", daemon=True)
     thread.start()

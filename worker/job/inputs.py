@@ -22,6 +22,7 @@ class JobInputs(msgspec.Struct, frozen=True):
     """The checked inputs of a job, with its initial state read, before anything is started.
 
     `snapshot` is the one to resume, `snapshots` the place of new ones and `catalog` its catalog.
+    `workers_here` is whether the workers are known to run on this machine.
     """
 
     model: Model
@@ -31,6 +32,7 @@ class JobInputs(msgspec.Struct, frozen=True):
     snapshots: str | Path | None
     catalog: SnapshotCatalog | None
     logs: Path | None
+    workers_here: bool
 
     def begins_at(self, workers: int) -> int:
         """The iteration at which the job begins."""
@@ -59,7 +61,8 @@ def prepare(
     job.plan.strategy.check(job.bound, job.plan.prefetch)
     if job.function is None:  # a function moves its model to a device itself
         check(model, job.device)
-    if spark.runs_here(df):
+    workers_here = spark.runs_here(df)
+    if workers_here:
         check_here(job.device)
     if job.runtime.uses_curve:
         spark.check_guarded(df)
@@ -71,4 +74,4 @@ def prepare(
     if snapshots is not None:
         catalog = SnapshotCatalog(snapshots, job.snapshots.retention())
         catalog.check_writable()
-    return JobInputs(model, tables, snapshot, beginning, snapshots, catalog, folder)
+    return JobInputs(model, tables, snapshot, beginning, snapshots, catalog, folder, workers_here)

@@ -70,9 +70,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     `former_statuses` are the last statuses of the former shards of a resharded job. `snapshot` is
     that of the final weights; None if none was wanted or it could not be written, even if earlier
-    snapshots exist. `evaluations` are the results of the tests during training. `notices` are the
-    messages for the operator that the observer received, such as why a snapshot is missing and
-    which updates the death of a shard has lost.
+    snapshots exist. `evaluations` are the results of the tests during training, which have taken
+    `tests_cpu_s` CPU seconds. `notices` are the messages for the operator that the observer
+    received, such as why a snapshot is missing and which updates the death of a shard has lost.
     """
 
     cluster: Cluster
@@ -85,6 +85,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool
     evaluations: list[Evaluation] = []
     notices: tuple[str, ...] = ()
+    tests_cpu_s: float = 0.0
     rows: StoredRows = msgspec.field(default_factory=StoredRows)
 
     def __repr__(self) -> str:

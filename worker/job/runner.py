@@ -149,7 +149,7 @@ def shards_of(
 
     `peer` is a host that the workers are near: shards give out the address that reaches it.
     """
-    await_compiler = compile_ahead(job)
+    await_compiler = compile_ahead(job, workers_here=inputs.workers_here)
     with JobShards(
         specs,
         _starting(job, peer),

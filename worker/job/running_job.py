@@ -116,6 +116,7 @@ class RunningJob:
                 interrupted=pressed.is_set(),  # also while the end was being reported
                 evaluations=self.evaluator.results if self.evaluator is not None else [],
                 notices=tuple(self.notify.texts),
+                tests_cpu_s=self.evaluator.cpu_s if self.evaluator is not None else 0.0,
             )
 
     def _train(self, pressed: Event) -> list[WorkerReport]:

@@ -1,8 +1,10 @@
 """Tests a job's weights while it trains, without slowing the training down.
 
 A thread with its own admin client reads the weights, as an operator and not as a worker, and
-computes on one core at a low priority. One test runs at a time; a test that falls due meanwhile
-runs next. A failed test is reported, and the training continues.
+computes on one core. A test at a low priority gets what busy workers leave, which may be next to
+nothing, and its result comes late; so tests that take little of the cores' time run at the priority
+of the workers. One test runs at a time; a test that falls due meanwhile runs next. A failed test is
+reported, and the training continues.
 """
 
 import os
@@ -24,6 +26,7 @@ from shards.errors import GiveUp
 _PATIENCE_S = 30.0  # for large weights over a slow link
 _POLL_S = 0.5
 _NICER = 10
+_SHARE = 0.03  # of the cores' time, that tests may take from the workers
 
 Floats = NDArray[np.float32]
 Evaluate = Callable[[Floats, Callable[[], bool]], dict[str, float]]
@@ -77,7 +80,7 @@ class BackgroundEvaluator(ClosingContext):
     `results` are the results so far. No test begins at iteration `last` or later: those weights are
     the job's result, and the caller tests them. `on_result` is called with each result and the
     weights tested, `notify` with each message for the operator, both in the thread that calls
-    `look`.
+    `look`. `cpu_s` are the CPU seconds that the tests have taken.
     """
 
     def __init__(
@@ -100,7 +103,12 @@ class BackgroundEvaluator(ClosingContext):
         self._next = self._next_after(begins_at)
         self._stopped = threading.Event()
         self._under_way: Future[tuple[Evaluation, Floats]] | None = None
-        self._pool = ThreadPoolExecutor(1, "tests", initializer=_be_nice)
+        # A thread cannot take back a low priority, so each priority has a thread of its own.
+        self._usual = ThreadPoolExecutor(1, "tests")
+        self._nice = ThreadPoolExecutor(1, "nice-tests", initializer=_be_nice)
+        self.cpu_s = 0.0
+        self._last_cpu_s: float | None = None  # of the last test that has ended
+        self._submitted = self._began
 
     def begin(self, weights: Floats) -> None:
         """Test the initial weights of a new job, if the plan says so."""
@@ -135,7 +143,8 @@ class BackgroundEvaluator(ClosingContext):
     def close(self) -> None:
         """Stop the test under way, and discard its result."""
         self._stopped.set()
-        self._pool.shutdown()
+        self._usual.shutdown()
+        self._nice.shutdown()
 
     def _next_after(self, iteration: int) -> int:
         return (iteration // self._plan.every + 1) * self._plan.every
@@ -145,7 +154,11 @@ class BackgroundEvaluator(ClosingContext):
         # them again, with the priority of its own thread, which they keep for the whole process.
         with threadpool_limits(1):
             pass
-        self._under_way = self._pool.submit(self._test, iteration, samples, weights)
+        now = time.monotonic()
+        costly = takes_much(self._last_cpu_s, now - self._submitted)
+        self._submitted = now
+        pool = self._nice if costly else self._usual
+        self._under_way = pool.submit(self._test, iteration, samples, weights)
 
     def _read(self) -> Floats:
         with AdminClient(self._cluster, patience_s=_PATIENCE_S, check=self._check) as admin:
@@ -159,10 +172,13 @@ class BackgroundEvaluator(ClosingContext):
     def _test(
         self, iteration: int, samples: int, weights: Callable[[], Floats]
     ) -> tuple[Evaluation, Floats]:
+        began = time.thread_time()
         read, seconds = weights(), time.monotonic() - self._began
         # More BLAS threads would only take cores from the workers.
         with threadpool_limits(1):
             figures = self._plan.evaluate(read, self._stopped.is_set)
+        self._last_cpu_s = time.thread_time() - began
+        self.cpu_s += self._last_cpu_s
         return Evaluation(iteration, samples, seconds, figures), read
 
     def _report(self) -> None:
@@ -175,6 +191,15 @@ class BackgroundEvaluator(ClosingContext):
         else:
             self.results.append(tested)
             self._on_result(tested, weights)
+
+
+def takes_much(cpu_s: float | None, interval_s: float, cores: int | None = None) -> bool:
+    """Return whether a test of `cpu_s` CPU seconds (None: unknown) each `interval_s` costs much.
+
+    That is more than 3 % of the time of the `cores`, by default those of this machine.
+    """
+    cores = os.cpu_count() or 1 if cores is None else cores
+    return cpu_s is None or cpu_s > _SHARE * interval_s * cores
 
 
 def _be_nice() -> None:

@@ -156,6 +156,14 @@ def compiles_first(*, net: bool, rows: bool = False) -> bool:
     )
 
 
+def stores_loops() -> bool:
+    """Return whether what one process compiles of a net's loops spares others on this machine."""
+    from cupy_kernels import compilation
+    from cupy_kernels.ops.convolution import loops
+
+    return compilation.can_store(loops.finish)
+
+
 def squared_norm(values: Floats) -> float:
     """The sum of squares of a flat float32 array; NaN or infinite if any value is.
 

@@ -25,6 +25,7 @@ from deploy.clusters.java import spark_environment
 from deploy.runner import subreaper
 from tests.bench.endtoend.clusters import Kind, list_parts, place_of
 from tests.bench.endtoend.places import Line, Place, make_places
+from tests.support.cpu_seconds import count_with_ended
 from tests.support.fresh_clone import ROOT
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -339,6 +340,7 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 def end_program(process: subprocess.Popen[bytes]) -> float:
     """End the command below a subreaper, which then ends the rest; returns their CPU seconds."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while_alive_s = count_with_ended(process.pid)
     killed: list[str] = []
     while not killed and not has_ended(process):  # it may not have started the command yet
         killed = children.read_text().split()
@@ -348,7 +350,8 @@ def end_program(process: subprocess.Popen[bytes]) -> float:
         time.sleep(_TURN_S)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    return usage.ru_utime + usage.ru_stime
+    # Spark's daemon ignores SIGCHLD: the seconds of its workers are lost when they end.
+    return max(while_alive_s, usage.ru_utime + usage.ru_stime)
 
 
 def read_record(path: Path) -> list[tuple[float, float | None]]:

@@ -280,3 +280,23 @@ def test_safetensors_hold_the_tensors_alone(
     }
     for name, view in model.table.views(weights).items():
         np.testing.assert_array_equal(found[name], view)
+
+
+@pytest.mark.parametrize("copies", [1, 3, 9])
+def test_several_models_compute_the_same(copies: int, model: CaffeModel, weights: Floats) -> None:
+    """With copies of a model, each with batches of its own, every figure is the same to the bit."""
+    others = [CaffeModel(model.net.description) for _ in range(copies)]
+    alone = evaluate(model, weights, stream(9, 14), 4)
+    assert evaluate(model, weights, stream(9, 14), 4, copies=others) == alone
+
+
+def test_a_fault_in_a_copy_is_raised(model: CaffeModel, weights: Floats) -> None:
+    """A row that does not fit is the same error, wherever it is computed."""
+    wide = tiny_job.image_table(3)
+    wide = wide.set_column(wide.schema.get_field_index("image"), "image", [[b"1"] * 3])
+    errors = []
+    for copies in ([], [CaffeModel(model.net.description)]):
+        with pytest.raises(BadInput) as caught:
+            evaluate(model, weights, stream(3, table=wide), 2, copies=copies)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]

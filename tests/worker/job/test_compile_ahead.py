@@ -24,7 +24,8 @@ def job(tmp_path: Path) -> Job:
 
 
 def count_gradients(patch: pytest.MonkeyPatch) -> list[float]:
-    """The losses of all gradients that a net computes from now on."""
+    """The losses of all gradients that a net computes from now on, where numba has a folder."""
+    patch.setattr(compile_ahead, "stores_loops", lambda: True)
     losses: list[float] = []
     original = CaffeModel.gradient
 
@@ -52,6 +53,9 @@ def test_nothing_is_compiled_in_vain(job: Job, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(compile_ahead, "compiles_first", lambda *, net: net)
     compile_ahead.compile_ahead(structs.replace(job, device=DeviceRequest(gpu=True)))()
     compile_ahead.compile_ahead(structs.replace(job, driver_model=None))()
+    compile_ahead.compile_ahead(job, workers_here=False)()
+    monkeypatch.setattr(compile_ahead, "stores_loops", lambda: False)
+    compile_ahead.compile_ahead(job)()
     assert not losses
 
 

@@ -21,7 +21,7 @@ from shards.errors import GiveUp
 from shards.schedules import Fixed
 from shards.tables import DenseTable
 from tests.support.eventually import eventually
-from worker.training.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
+from worker.training.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan, takes_much
 
 DEADLINE_S = 60.0
 TABLE = DenseTable("net", (TensorSpec("w", (600,)),))
@@ -201,3 +201,19 @@ def test_a_result_in_words() -> None:
     result = Evaluation(400, 51200, 3.5, {"accuracy": 0.9731, "loss": 0.08412, "accuracy#1": 0.5})
     assert str(result) == "test at iteration 400: accuracy 97.31%, loss 0.08412, accuracy#1 50.00%"
     assert str(replace(result, iteration=0)).startswith("test of the initial weights: accuracy 97")
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "interval_s", "cores", "much"),
+    [
+        (None, 1000.0, 64, True),  # nobody knows what the first costs
+        (0.5, 10.0, 2, False),
+        (0.7, 10.0, 2, True),
+        (0.7, 10.0, 4, False),
+    ],
+)
+def test_cheap_tests_run_as_workers_do(
+    cpu_s: float | None, interval_s: float, cores: int, much: bool
+) -> None:
+    """Tests have a low priority unless they are known to take little of the cores' time."""
+    assert takes_much(cpu_s, interval_s, cores) is much
