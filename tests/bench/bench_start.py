@@ -4,9 +4,9 @@
 
 `downpour train` on the demo's data, with 4 workers on the embedded Spark and 2 shards in Ray.
 *Warm* is a machine that has trained before. *Cold* has an empty cache of numba; the files of the
-libraries may be in memory. The moments are those of
-the run's summary, `step` to half a second; `cpu` are the CPU seconds of all processes of the run,
-the test included. Rounds take turns, and each figure is the median of its rounds.
+libraries may be in memory. The moments are those of the run's summary, `step` to half a second;
+`cpu` are the CPU seconds of all processes of the run, the test included. Rounds take turns, and
+each figure is the median of its rounds.
 """
 
 import argparse
