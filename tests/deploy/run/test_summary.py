@@ -25,7 +25,7 @@ def test_the_keys_are_those_agreed_upon() -> None:
         *("staleness_bound", "max_clock_gap", "staleness_mean", "staleness_max", "duplicates"),
         *("worker_restarts", "samples_per_second", "compute_share", "data_share", "wait_share"),
         *("network_share", "serialise_share", "transports", "devices"),
-        *("goodput", "dropped"),
+        *("goodput", "dropped", "observers_cpu_s", "start"),
     )
 
 
