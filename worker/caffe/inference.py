@@ -104,7 +104,7 @@ def _by_turns(
     waiting: deque[tuple[int, Future[Sums]]] = deque()
     with ThreadPoolExecutor(len(models), "batches") as pool:
         for number, part in enumerate(parts):
-            if len(waiting) == len(models):  # the oldest is the one whose model comes next
+            if len(waiting) == len(models):  # the model of the oldest comes next
                 count, sums = waiting.popleft()
                 yield count, sums.result()
             model = models[number % len(models)]
