@@ -96,7 +96,7 @@ def train(**options: Any) -> None:
     for line in dropped:
         typer.echo(line, err=True)
     try:
-        with sigterm_too():
+        with sigterm_too(settings.leave_s):
             summary = run(settings, origin=origin)
     except AlreadyFinished as finished:
         typer.echo(str(finished))

@@ -82,6 +82,10 @@ class RunFiles(Options):
 class Clusters(DriverNetwork):
     """The clusters that a run uses. None is an embedded one."""
 
+    leave_s: float = option(
+        "Seconds in which the run leaves after SIGTERM, with a snapshot if there is time.",
+        default=20.0, least=1, most=LONGEST_S,
+    )  # fmt: skip
     workers: int = option(
         "Workers: Spark tasks, each on its own part of the data.",
         default=2, least=1, most=LAST_PORT,

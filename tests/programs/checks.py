@@ -73,6 +73,12 @@ def kill_executors() -> Commands:
     yield module("tests.chaos.executors")
 
 
+@register(CHECKS, "drain", duration="RUNS times half a minute")
+def end_runs(runs: str = "50", seed: str = "1") -> Commands:
+    """End runs by SIGTERM: no acknowledged push is missing in their snapshots, left within 20 s."""
+    yield module("tests.chaos.drain", runs=runs, seed=seed)
+
+
 @register(CHECKS, "fuzz", duration="minutes")
 def fuzz_shards() -> Commands:
     """Send hostile messages, frames and connections, and flip 100,000 bits in files."""

@@ -57,6 +57,26 @@ ROWS: list[Row] = [
             *_each(option, [HUGE], r": expected at most \d+, got 9"),
         ]
     ),
+    *_each(
+        "--advertise",
+        [":7", "h:0", "0.0.0.0", "a b"],
+        ": expected HOST or HOST:PORT, as other hosts reach it, got {}",
+    ),
+    *_each(
+        "--copy-ports", ["7500", "9-8", "a-b"], ": expected a range of ports, as 7500-7599, got {}"
+    ),
+    *_each("--driver-host", ["h:1"], ": expected a host without a port, got {}"),
+    *_each("--leave-s", ["0", "nan"], ": expected at least 1, got "),
+    _line(
+        f"{TRAIN} --driver-port 7600",
+        "--driver-port 7600: expected --spark with a master, got none",
+    ),
+    _line(f"{TRAIN} --namespace x", "--namespace x: expected --ray, got none"),
+    _line(
+        f"{TRAIN} --coordinator-port 7390",
+        "--coordinator-port 7390: expected --durability replicated",
+    ),
+    _line("deploy network --port 7450", "--copy-ports: expected ports apart from those of shards"),
     *_each("--warm-steps", ["-1"], ": expected at least 0, got -1"),
     *_each("--warm-steps", [HUGE], ": expected at most 2147483647, got 9"),
     *_each("--seed", [str(2**63), HUGE * 2], f": expected at most {2**63 - 1}, got 9"),

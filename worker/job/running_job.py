@@ -45,6 +45,7 @@ from worker.training.training_loop import WorkerReport
 
 _POLL_S = 0.5
 _CANCELS, _CANCEL_S = 15, 1.0
+_HELD_S = 300.0  # longer than what follows takes
 _STATES_S = 5.0  # for workers to write their own state before they are cancelled
 
 
@@ -128,6 +129,7 @@ class RunningJob:
             self._watch(future, pressed)
             if future.done():
                 return future.result()
+            self._hold_pushes()
             self._save_with_workers()
             self._cancel(future)
             return []
@@ -298,6 +300,18 @@ class RunningJob:
             spark.interrupt(self.df, self._tag)
             if wait([future], _CANCEL_S).done:
                 return
+
+    def _hold_pushes(self) -> None:
+        """Have the shards hold what is pushed from now on, until they end.
+
+        The last snapshot then has every push that a worker was answered for, although workers push
+        until they are cancelled. If the shards do not come together, it is taken without. Where
+        workers save their own states, it is not done: one writes its state only when its next push
+        is answered.
+        """
+        if not (self.job_shards.moving or self.job.saves_worker_states):
+            with suppress(DownpourError):
+                self.job_shards.admin.quiesce(_HELD_S)
 
     def _save_with_workers(self) -> None:
         """Take the last snapshot before the workers are cancelled, if it needs their states."""

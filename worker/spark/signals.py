@@ -15,10 +15,13 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from threading import Event, current_thread, main_thread
+from threading import Event, Timer, current_thread, main_thread
 from types import TracebackType
 
 from shards.errors import DownpourError
+
+_HURRY = 0.75
+_STATUS = 130  # as after Ctrl-C
 
 
 @contextmanager
@@ -51,8 +54,12 @@ def defer_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def sigterm_too() -> Iterator[None]:
+def sigterm_too(leave_s: float | None = None) -> Iterator[None]:
     """Treat SIGTERM, which stops services, and SIGHUP of a closed terminal as Ctrl-C.
+
+    What sends SIGTERM kills what is still there after a while, so `leave_s` may set a deadline in
+    seconds. When three quarters of it are over, a second Ctrl-C ends the waits for workers and
+    snapshots. At the deadline this process exits, and with it what it has started.
 
     A closed terminal may send several SIGHUPs: only the first counts, and only if no Ctrl-C came
     before. From then on the output of this process to that terminal is discarded.
@@ -67,7 +74,27 @@ def sigterm_too() -> Iterator[None]:
         with suppress(KeyboardInterrupt):
             _interrupts[-1]()
 
-    with _handle_signal(_interrupt, signal.SIGTERM), _handle_signal(hang_up, signal.SIGHUP):
+    limits = (
+        []
+        if leave_s is None
+        else [
+            Timer(_HURRY * leave_s, os.kill, (os.getpid(), signal.SIGINT)),
+            Timer(leave_s, os._exit, (_STATUS,)),
+        ]
+    )
+
+    def terminate(*_: object) -> None:
+        for limit in limits:
+            if limit.ident is None:
+                limit.daemon = True
+                limit.start()
+        _interrupt()
+
+    with ExitStack() as stack:
+        for limit in limits:
+            stack.callback(limit.cancel)
+        stack.enter_context(_handle_signal(terminate, signal.SIGTERM))
+        stack.enter_context(_handle_signal(hang_up, signal.SIGHUP))
         yield
 
 

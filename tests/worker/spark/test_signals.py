@@ -219,3 +219,28 @@ def test_what_is_written_to_a_closed_terminal_is_dropped() -> None:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+
+
+_LEAVES = """
+import os, signal, sys, time
+from worker.spark.signals import record_interrupt, sigterm_too
+with sigterm_too(2.0), record_interrupt():
+    print("ready", flush=True)
+    while True:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            print("hurried", flush=True)
+"""
+
+
+def test_sigterm_has_a_deadline() -> None:
+    """After SIGTERM a second interrupt comes before the deadline, and at it the process exits."""
+    command = [sys.executable, "-c", _LEAVES]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.stdout.read() == "hurried\n"
+    assert process.wait() == 130
+    process.stdout.close()

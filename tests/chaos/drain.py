@@ -1,0 +1,146 @@
+"""End runs by SIGTERM at random moments: no acknowledged push may be missing in what they leave.
+
+    python -m tests.chaos.drain --runs 50
+
+Each run trains with two workers, which count in files what the shards have acknowledged to them:
+every push adds one to the worker's own weight. After SIGTERM the run takes a snapshot and leaves.
+Each weight there must be at least its worker's count, and at most one more, the push that was under
+way. A traceback on standard error counts as a failure.
+"""
+
+import argparse
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ps
+import worker
+from deploy.clusters.java import spark_environment
+from ps.snapshots.catalog import SnapshotCatalog
+from shards.repartition import whole_weights
+from tests.support.eventually import eventually
+from worker.spark import start_session
+from worker.spark.signals import SafeExitStack, sigterm_too
+
+_WORKERS = 2
+_GOAL_S = 20.0
+_BEGUN = 20  # acknowledged pushes of each worker before SIGTERM
+_READY_S = 300.0
+
+
+def main() -> int:
+    """Run the check; the exit status is 1 if a run failed."""
+    parser = argparse.ArgumentParser(description="End runs by SIGTERM; nothing may be lost.")
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.train is not None:
+        return train(options.train)
+    moments, failed, slowest = random.Random(options.seed), 0, 0.0
+    for run in range(options.runs):
+        seconds, faults = end_run(moments.uniform(0.0, 2.0))
+        slowest, failed = max(slowest, seconds), failed + bool(faults)
+        print(f"run {run}: left in {seconds:.1f} s: {faults or 'ok'}", flush=True)
+    kept = options.runs - failed
+    print(f"no acknowledged push lost: {kept} of {options.runs}")
+    print(
+        f"slowest {slowest:.1f} s, goal {_GOAL_S:g} s: {'met' if slowest <= _GOAL_S else 'short'}"
+    )
+    return 1 if failed else 0
+
+
+def end_run(after_s: float) -> tuple[float, str]:
+    """Start a run, end it by SIGTERM; returns its seconds from there, and what was wrong."""
+    with tempfile.TemporaryDirectory(prefix="downpour-drain-") as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "tests.chaos.drain", "--train", name]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+
+        def is_training() -> bool:
+            assert process.poll() is None, process.stderr and process.stderr.read().decode()
+            return all(count > _BEGUN for count in _acknowledged(folder))
+
+        eventually(is_training, because="both workers train", within_s=_READY_S)
+        time.sleep(after_s)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        _, printed = process.communicate()
+        seconds = time.monotonic() - began
+        faults = judge(_acknowledged(folder), _weights(folder))
+        if process.returncode != 130:
+            faults.append(f"exit status {process.returncode}")
+        if b"Traceback" in printed:
+            faults.append(printed.decode(errors="replace"))
+        return seconds, "; ".join(faults)
+
+
+def judge(acknowledged: list[int], weights: list[float]) -> list[str]:
+    """The faults of a snapshot with these weights, given each worker's acknowledged pushes."""
+    return [
+        f"worker {number}: {count} pushes acknowledged, {weight:g} in the snapshot"
+        for number, (count, weight) in enumerate(zip(acknowledged, weights, strict=True))
+        if not count <= weight <= count + 1
+    ]
+
+
+def _acknowledged(folder: Path) -> list[int]:
+    """Each worker's acknowledged pushes: it appends a byte to a file for each."""
+    files = [folder / f"acknowledged-{number}" for number in range(_WORKERS)]
+    return [file.stat().st_size if file.exists() else 0 for file in files]
+
+
+def _weights(folder: Path) -> list[float]:
+    """Each worker's weight in the newest snapshot."""
+    snapshot = SnapshotCatalog(folder / "snapshots").newest_good()
+    manifest = snapshot.manifest
+    arena = whole_weights(snapshot.states, manifest.layout, manifest.map)
+    return [float(weight) for weight in arena[:_WORKERS]]
+
+
+def train(folder: Path) -> int:
+    """Train until SIGTERM, in a process of its own; returns the exit status."""
+    params = ps.Dense.like({"w": np.zeros(_WORKERS, np.float32)}, rate=1.0)
+    with sigterm_too(_GOAL_S), suppress(KeyboardInterrupt), SafeExitStack() as stack:
+        session = stack.enter_context(
+            start_session(None, _WORKERS, app="drain", env=spark_environment())
+        )
+        worker.run(
+            session.range(_WORKERS, numPartitions=_WORKERS),
+            push_ones,
+            {"folder": str(folder)},
+            params=params,
+            shards=2,
+            shards_in="processes",
+            snapshots=folder / "snapshots",
+            staleness="inf",
+            strategy="downpour:scale=1",
+        )
+    return 130  # its function never ends
+
+
+def push_ones(args: Mapping[str, str], ctx: Any) -> None:
+    """Push one after another; each adds 1 to the worker's own weight."""
+    number = int(ctx.rank)
+    gradient = np.zeros(_WORKERS, np.float32)
+    gradient[number] = -1.0
+    with (Path(args["folder"]) / f"acknowledged-{number}").open("ab", buffering=0) as counts:
+        while True:
+            with ctx.worker.step() as step:
+                step.pull()
+                step.push({"w": gradient})
+            ctx.worker.flush()
+            counts.write(b".")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
