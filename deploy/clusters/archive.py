@@ -176,7 +176,7 @@ def _copy_interpreter(root: Path) -> None:
 
 
 def _ignore_user_packages(site: Path) -> None:
-    """Have the new Python ignore packages in the home folder of whoever runs it."""
+    """Have the new Python ignore packages in the home folder of its user."""
     text, setting = site.read_text(), "\nENABLE_USER_SITE = None\n"
     if setting not in text:
         raise GiveUp(f"{site.name} of this Python has no line {setting.strip()!r}: another Python?")
@@ -283,7 +283,7 @@ def _compile(root: Path) -> None:
     """Compile all modules: executors would do so again at each start, if they may write here.
 
     One process compiles them in order, because what it has compiled before shows in the bytes of a
-    module. A module is not compared with its source, whose time is changed.
+    module. A module is not compared with its source: that has another time.
     """
     options = ["-q", "-q", "-s", str(root), "--invalidation-mode", "unchecked-hash"]
     _run_new_python(root, "-m", "compileall", *options, str(root / "lib"), may_fail=True)

@@ -339,7 +339,7 @@ def _trials(results: Iterable[TrialResult]) -> str:
 
 
 def _describe_setting(trial: Trial) -> str:
-    """The other settings of a trial that tell it from its neighbours."""
+    """The other settings of a trial in which it differs from its neighbours."""
     cluster, times = trial.cluster, trial.cluster.times
     texts = [f"{trial.workload}, batch {trial.batch}", trial.rule, f"steps {times}"]
     if trial.staleness is not None:

@@ -96,15 +96,14 @@ def summarise(
     workers: int,
     staleness_bound: int | None,
     seconds: float,
-    test_accuracy: float | None = None,
-    test_loss: float | None = None,
     earlier: UpdateTally | None = None,
     earlier_s: float = 0.0,
     fresh_samples: int | None = None,
     former: Sequence[ShardStatus] = (),
     times_s: Mapping[str, WorkerTimes] | None = None,
 ) -> Summary:
-    """The summary of a run from its shards' last statuses (one per shard) and its workers' reports.
+    """The summary of an untested run: its shards' last statuses, one per shard, and its workers'
+    reports.
 
     `fresh` tallies the updates since the run was started or resumed, `earlier` those before;
     `workers` is the configured number, `seconds` the wall time of the training since
@@ -117,8 +116,8 @@ def summarise(
     gaps = (status.max_clock_gap for status in (*former, *statuses))
     all_updates = fresh + (earlier or UpdateTally())
     return Summary(
-        test_accuracy=test_accuracy,
-        test_loss=test_loss,
+        test_accuracy=None,
+        test_loss=None,
         seconds=earlier_s + seconds,
         earlier_seconds=earlier_s,
         samples=min(status.samples for status in statuses),

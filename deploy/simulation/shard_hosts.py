@@ -271,7 +271,7 @@ class ShardHost:
                 raise Violation(Promise.GRACE, text)
 
     def open_reports(self, shard: Shard) -> dict[str, tuple[int, set[str]]]:
-        """Of each table, the version that opened its round, and who is not waited for in it."""
+        """Of each table, the version that opened its round, and the workers it does not await."""
         return {
             table: (reports.changed, {*reports.workers, *reports.sitting})
             for table, reports in shard.updates.reports.by_table.items()

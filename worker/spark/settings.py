@@ -28,7 +28,7 @@ START_S = 60.0
 """The usual limit, in seconds, on the start of a cluster's Spark."""
 GUARDS = ("spark.authenticate", "spark.network.crypto.enabled")
 SUBMITTED = "submitted"
-"""The URL of the Spark whose spark-submit runs this program."""
+"""The URL of the Spark that runs this program through spark-submit."""
 _DEFAULT_PORTS = {"https": 443, "http": 80, "sc": 15002}
 _LOG4J = """\
 rootLogger.level = error

@@ -297,7 +297,7 @@ def test_the_rows_of_a_table_tell_trials_apart(
 
 
 def test_a_report_has_delays_and_step_times(tmp_path: Path) -> None:
-    """So the levels of shape 12 can be told apart in the page and in the table."""
+    """So the levels of shape 12 differ in the page and in the table."""
     cluster = ClusterModel(
         workers=2,
         delays=32,

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from deploy.run.folder import RunFolder
 from deploy.run.summary import Summary
@@ -119,7 +120,7 @@ def test_a_dead_run_does_not_hold_its_folder(tmp_path: Path) -> None:
 def test_a_summary_is_written_as_json(tmp_path: Path) -> None:
     """Every key is there, unknown values are null, and no partial file is left behind."""
     with RunFolder.create(tmp_path, SETTINGS) as folder:
-        folder.write_summary(summary(staleness_bound=None, test_loss=float("nan")))
+        folder.write_summary(replace(summary(staleness_bound=None), test_loss=float("nan")))
         written = json.loads(folder.summary.read_text())
     assert tuple(written) == Summary.__struct_fields__
     assert written["staleness_bound"] is None

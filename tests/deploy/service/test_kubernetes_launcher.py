@@ -28,7 +28,7 @@ SLEEP = ["sh", "-c", "exec sleep 60", "runner"]
 
 
 def template_of(command: list[str]) -> Fields:
-    """A small template whose container runs `command`."""
+    """A small template with a container that runs `command`."""
     container = {"name": "runner", "image": "registry.example/driver:1", "command": command}
     pod = {"restartPolicy": "Never", "containers": [container]}
     return {
@@ -109,7 +109,7 @@ def test_the_charts_template_is_accepted(
 def test_a_repeated_launch_makes_no_second_job(
     double: KubernetesDouble, make: Make, folder: Path
 ) -> None:
-    """A conflict means that an earlier request, whose answer was lost, has created the Job."""
+    """A conflict means that an earlier request has created the Job, and its answer was lost."""
     launcher = make()
     launcher.launch(folder, 1, NONCE)
     launcher.launch(folder, 1, NONCE)
@@ -217,7 +217,7 @@ def test_what_was_never_created_is_gone(double: KubernetesDouble, make: Make, fo
 def test_a_job_without_a_pod_may_start_one(
     double: KubernetesDouble, make: Make, folder: Path
 ) -> None:
-    """A Job whose pod does not exist yet is alive; one that has failed, or is deleted, is not."""
+    """A Job without a pod yet is alive; one that has failed, or is deleted, is not."""
     launcher = make()
     launcher.launch(folder, 1, NONCE)
     double.drop(POD)

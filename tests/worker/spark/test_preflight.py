@@ -24,6 +24,6 @@ RUN = 'java.io.IOException: Cannot run program "./environment/bin/python": '
     ],
 )
 def test_faults_of_an_archive(text: str, words: str) -> None:
-    """Another machine, a dangling link and an old glibc are told apart, in Java 17 and newer."""
+    """Another machine, a dangling link and an old glibc have a line each, in Java 17 and newer."""
     assert _python_fault(text).startswith(words)
     assert bool(_python_fault(text)) == bool(words)

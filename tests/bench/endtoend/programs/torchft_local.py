@@ -22,7 +22,7 @@ _TIMEOUT = timedelta(seconds=30)
 
 
 def serve(task: Task) -> None:
-    """Be the lighthouse, which says who is alive, until this process is ended."""
+    """Be the lighthouse, which lists the living members, until this process is ended."""
     port = task.hosts[0].rpartition(":")[2]
     _lighthouse = LighthouseServer(bind=f"0.0.0.0:{port}", min_replicas=1, join_timeout_ms=10_000)
     time.sleep(1e9)
