@@ -95,7 +95,8 @@ def test_reports_are_merged_once_or_named_as_dropped(tmp_path: Path) -> None:
     status, report, output = chaos(tmp_path, *options, *size)
     assert (status, report["broken"], report["kept"]) == (0, "", True), output
     assert all(report["faults"].get(kind) for kind in kinds), output
-    assert min(one["acknowledged"] for one in report["verdicts"]) > 0, output
+    # In all: of a learner that was killed early a shard may have acknowledged nothing.
+    assert sum(one["acknowledged"] for one in report["verdicts"]) > 0, output
     assert report["joins"], output
 
 
