@@ -169,6 +169,8 @@ def _connect(url: str, app: str, folder: Path, start_s: float) -> Iterator[Spark
             session = _within(until, create)
             if session is None:
                 raise GiveUp(f"Spark at {shown}: its port answers, but no session in {start_s:g} s")
+            # Spark keeps the active session for each thread; its readers of models ask for it.
+            type(session)._set_default_and_active_session(session)  # type: ignore[attr-defined]
             if _within(until, session.range(1).count) is None:
                 raise GiveUp(
                     f"Spark at {shown}: the session is open, but no executor ran a task in"
