@@ -77,15 +77,12 @@ def test_train_test_and_features(spark_master: str, tmp_path: Path) -> None:
 TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run")
 
 
-@pytest.mark.parametrize("cluster", ["local", "standalone"])
-def test_the_application(cluster: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_the_application(spark_master: str, tmp_path: Path) -> None:
     """`spark_submit.py train` trains on the Spark of the submission, as its settings say."""
-    local = cluster == "local"
-    master = "local[2,4]" if local else request.getfixturevalue("spark_master")
     tiny_job.write_job(tmp_path)
     application = str(ROOT / "deploy" / "cli" / "spark_submit.py")
     words = ("--name", "of the user", application, *TRAIN, "--shards-in", "processes")
-    done = submit(tmp_path, master, *words, PYTHONPATH=str(ROOT))
+    done = submit(tmp_path, spark_master, *words, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr[-4000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["updates"] == 200
