@@ -20,7 +20,9 @@ NO_TIMES = ("abc", "-1", "5x", "1.5", "nans", "infs", "1e300s", "-5s", "0s", "s"
 CODECS = r"none, fp16, bf16, int8, 4bit, 1bit, topk:SHARE or threshold:TAU, and perhaps ,zstd"
 PULLS = "none, fp16, bf16, int8, 4bit or topk:SHARE"
 RUN = "expected a run folder or a place with snapshots, got none there"
-SPARK = r"expected spark://HOST:PORT, yarn, k8s://HOST:PORT, sc://HOST:PORT or local\[N\],"
+SPARK = (
+    r"expected spark://HOST:PORT, yarn, k8s://HOST:PORT, sc://HOST:PORT, submitted or local\[N\],"
+)
 
 
 def _each(option: str, values: Iterable[str], line: str, before: str = TRAIN) -> list[Row]:
