@@ -399,7 +399,7 @@ def test_a_log_of_an_earlier_format(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for look in (lambda: Life(folder), lambda: read_state(folder)):
         with pytest.raises(BadInput) as caught:
             look()
-        assert str(caught.value) == f"log {last_log(folder)}: expected format 6, got 3"
+        assert str(caught.value) == f"log {last_log(folder)}: expected format 7, got 3"
     assert last_log(folder).read_bytes() == content
 
 
@@ -412,7 +412,7 @@ def test_a_log_whose_records_had_another_layout(tmp_path: Path) -> None:
     for look in (lambda: Life(folder), lambda: read_state(folder)):
         with pytest.raises(BadInput) as caught:
             look()
-        assert str(caught.value) == f"log {last_log(folder)}: expected format 6, got an earlier one"
+        assert str(caught.value) == f"log {last_log(folder)}: expected format 7, got an earlier one"
     assert last_log(folder).read_bytes() == content
 
 
