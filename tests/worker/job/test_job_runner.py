@@ -97,6 +97,7 @@ class Evaluations(Notes):
 def _no_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows, which no task of these tests reads."""
     monkeypatch.setattr(job_runner, "check_frame", lambda *_: None)
+    monkeypatch.setattr(spark, "master_host", lambda _: None)
 
 
 @pytest.fixture
