@@ -1,19 +1,17 @@
 """The Helm chart: every file of values renders what Kubernetes, KubeRay and Prometheus accept."""
 
 import json
-import zipfile
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
-import pyspark
 import pytest
 import yaml
 
 from tests.support import chart
 from tests.support.chart import CHART, VALUES, Resource
+from tests.support.spark_names import is_setting
 from tests.support.target_tools import TARGETS, need_node_modules, output_of, tool
 
 ROOT = Path(__file__).parents[3]
@@ -197,39 +195,5 @@ def test_spark_defaults_are_settings_that_this_spark_knows(resources: list[Resou
     """Each name in spark-defaults.conf is a string in a class of the installed Spark."""
     names = set(chart.spark_conf(resources))
     assert {"spark.authenticate", "spark.network.crypto.enabled"} <= names
-    assert names - known_to_spark(names) == set()
-    assert known_to_spark({"spark.kubernetes.executor.podTemplateFill"}) == set()
-
-
-@cache
-def spark_classes() -> bytes:
-    """The classes of Spark's core, network and Kubernetes jars, one after another."""
-    jars = Path(pyspark.__file__).parent / "jars"
-    classes = []
-    for kind in ("core", "kubernetes", "network-common", "common-utils"):
-        for jar in jars.glob(f"spark-{kind}_*.jar"):
-            with zipfile.ZipFile(jar) as archive:
-                classes += [
-                    archive.read(name) for name in archive.namelist() if name.endswith(".class")
-                ]
-    return b"".join(classes)
-
-
-def known_to_spark(names: set[str]) -> set[str]:
-    """Those of `names` that Spark's classes have as one text, or as a prefix and the rest of it.
-
-    Spark composes the names of resources and of accounts in that way.
-    """
-    classes = spark_classes()
-    resource = {"spark.executor.resource.gpu.", "spark.task.resource.gpu."}  # a name of the user's
-
-    def is_known(name: str) -> bool:
-        if any(name.startswith(prefix) for prefix in resource):
-            return f"{name.rpartition('.')[2]}".encode() in classes
-        parts = name.split(".")
-        cuts = ((".".join(parts[:cut]), ".".join(parts[cut:])) for cut in range(3, len(parts)))
-        return name.encode() in classes or any(
-            head.encode() in classes and f".{rest}".encode() in classes for head, rest in cuts
-        )
-
-    return {name for name in names if is_known(name)}
+    assert {name for name in names if not is_setting(name)} == set()
+    assert not is_setting("spark.kubernetes.executor.podTemplateFill")
