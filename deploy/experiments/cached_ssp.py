@@ -19,7 +19,7 @@ from worker.training.step_machine import WeightsPulled
 
 
 class CachedSSP(SSP, frozen=True, tag="cached_ssp", kw_only=True):
-    """SSP whose workers pull only when their copy is older than the bound."""
+    """SSP with workers that pull only when their copy is older than the bound."""
 
     def check_simulated(self, cluster: ClusterModel, rule: str) -> None:
         """Raise BadInput for links, for several shards, and for a rule with a state."""

@@ -48,7 +48,7 @@ def mnist() -> Images:
 class Mlp:
     """MNIST through dense layers with ReLU: 784, the `hidden` sizes, 10; softmax and its loss.
 
-    `tested` images of the test set are measured (`measured_images`). A gradient is the mean of
+    `tested` images of the test set are measured (`choose_images`). A gradient is the mean of
     `batch`. With `own_digits` each of five workers has two digits of its own, and the sixth those
     of the first. With `held_out` the last 10,000 training images are measured, and not trained
     with.
@@ -150,12 +150,12 @@ class Mlp:
 @cache
 def _scale_tests(count: int, *, held_out: bool) -> tuple[Floats, Rows]:
     """The images to measure, from 0 to 1, and their labels."""
-    images, labels = measured_images(count, held_out=held_out)
+    images, labels = choose_images(count, held_out=held_out)
     return images.astype(np.float32) * np.float32(1 / 255), labels
 
 
 @cache
-def measured_images(count: int, *, held_out: bool = False) -> tuple[Bytes, Rows]:
+def choose_images(count: int, *, held_out: bool = False) -> tuple[Bytes, Rows]:
     """The test images that are measured, and their labels: a random part, the same in each run.
 
     Each digit has its share. The first 2,000 images of the test set are harder than the others: the

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.experiments.images import HELD_OUT, Bytes, measured_images, mnist
+from deploy.experiments.images import HELD_OUT, Bytes, choose_images, mnist
 from deploy.experiments.problem import BLOCK, Batch, Measurement, Rows
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
@@ -64,7 +64,7 @@ class LeNetImages:
     def measure(self, weights: Floats) -> Measurement:
         if not np.isfinite(weights).all():
             return Measurement(float("nan"), self.worst_error)
-        images, labels = measured_images(self._tested, held_out=self._held_out)
+        images, labels = choose_images(self._tested, held_out=self._held_out)
         model = CaffeModel(self._test)
         laid = lay_out(weights, self.table, model.net)
         sums, counted = np.zeros(2), 0

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.experiments.images import HELD_OUT, Bytes, measured_images, mnist
+from deploy.experiments.images import HELD_OUT, Bytes, choose_images, mnist
 from deploy.experiments.problem import BLOCK, Batch, Measurement, Rows
 from shards import argument_checks
 from shards.rules import Decay, UpdateRule
@@ -39,7 +39,7 @@ class Logistic:
         self._rows, self._labels = _hash_features()
         if held_out:
             self._rows, self._labels = self._rows[:-HELD_OUT], self._labels[:-HELD_OUT]
-        images, digits = measured_images(tested, held_out=held_out)
+        images, digits = choose_images(tested, held_out=held_out)
         self._tests, self._test_labels = _features(images), _label(digits)
 
     def start(self, seed: int) -> Floats:

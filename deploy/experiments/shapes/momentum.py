@@ -1,5 +1,6 @@
 """Shape 8: asynchrony acts as momentum (Mitliagkas et al. 2016)."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from deploy.experiments.training_simulation import TrainingSimulation
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import Quad
 
-_EXPONENTIAL = StepTimes(mean_s=1.0, law=Law.EXPONENTIAL)
+EXPONENTIAL = StepTimes(mean_s=1.0, law=Law.EXPONENTIAL)
 _RATE = 0.2
 _UPDATES = 60
 _WEIGHTS = 64
@@ -91,7 +92,7 @@ class _Moves(NamedTuple):
 
 def _course(problem: Quad, strategy: str, workers: int, seed: int) -> NDArray[np.float64]:
     """The weights after each update, an array of shape (updates + 1, 64)."""
-    cluster = ClusterModel(workers=workers, times=_EXPONENTIAL)
+    cluster = ClusterModel(workers=workers, times=EXPONENTIAL)
     trial = Trial(workload="quad", strategy=strategy, rate=_RATE, seed=seed, cluster=cluster)
     simulation = TrainingSimulation(trial.job(), problem)
     course = [simulation.weights()[:_WEIGHTS].astype(np.float64)]
@@ -103,23 +104,30 @@ def _course(problem: Quad, strategy: str, workers: int, seed: int) -> NDArray[np
     return np.array(course)
 
 
-def _explicit(bench: Bench, strategy: str) -> Check:
-    known, levels = bench.pick([1, 4, 16], [1, 2, 4, 8, 16]), [0.0, 0.3, 0.6, 0.9]
+def tune_momenta(
+    bench: Bench, strategy: str, known: Sequence[int], momenta: Sequence[float]
+) -> list[Trial]:
+    """A trial on `mlp` for each number of workers and each explicit momentum, at its best rate."""
     trials = [
         Trial(
             strategy=strategy,
             rule=f"momentum:momentum={momentum}",
             batch=64,
             gradients=bench.pick(3000, 15_000),
-            cluster=ClusterModel(workers=workers, times=_EXPONENTIAL),
+            cluster=ClusterModel(workers=workers, times=EXPONENTIAL),
         )
         for workers in known
-        for momentum in levels
+        for momentum in momenta
     ]
     rates = bench.tune(trials)
-    tuned = [
+    return [
         structs.replace(trial, rate=rate.best) for trial, rate in zip(trials, rates, strict=True)
     ]
+
+
+def _explicit(bench: Bench, strategy: str) -> Check:
+    known, levels = bench.pick([1, 4, 16], [1, 2, 4, 8, 16]), [0.0, 0.3, 0.6, 0.9]
+    tuned = tune_momenta(bench, strategy, known, levels)
     by_level = [errors(level) for level in bench.run(tuned, 10)]
     medians = np.median(by_level, 1).reshape(len(known), -1)
     best = [levels[index] for index in medians.argmin(1)]

@@ -46,8 +46,8 @@ def bounds(bench: Bench, control: bool) -> list[Check]:
     """
     times = _FIXED if control else StepTimes(cv=0.1, slow_share=0.05, slow_factor=6.0)
     base = Trial(batch=16, gradients=16_000, cluster=ClusterModel(workers=8, times=times))
-    cached, rates = _tuned_bounds(bench, structs.replace(base, strategy="cached_ssp"))
-    fresh, _ = _tuned_bounds(bench, structs.replace(base, strategy="ssp"))
+    cached, rates = _tune_bounds(bench, structs.replace(base, strategy="cached_ssp"))
+    fresh, _ = _tune_bounds(bench, structs.replace(base, strategy="ssp"))
     target = 1.3 * rates[0].error
     premise = _premise_reached(bench, [*cached, *fresh], target)
     if bench.ends_at([premise], control):
@@ -94,7 +94,7 @@ def idling(bench: Bench, control: bool) -> list[Check]:
         gradients=8000,
         cluster=ClusterModel(workers=16, times=times),
     )
-    levels, rates = _tuned_bounds(bench, base)
+    levels, rates = _tune_bounds(bench, base)
     target = 1.1 * rates[0].error
     half = structs.replace(levels[0], rate=levels[0].rate / 2)
     whole_times, half_times = (
@@ -121,7 +121,7 @@ def idling(bench: Bench, control: bool) -> list[Check]:
     ]
 
 
-def _tuned_bounds(bench: Bench, base: Trial) -> tuple[list[Trial], list[Tuned]]:
+def _tune_bounds(bench: Bench, base: Trial) -> tuple[list[Trial], list[Tuned]]:
     levels = [structs.replace(base, staleness=bound) for bound in _BOUNDS]
     rates = bench.tune(levels)
     looks = base.gradients // _LOOKS

@@ -18,7 +18,7 @@ from deploy.experiments.shapes.base import (
     times_to,
 )
 from deploy.experiments.shapes.delays import DelayTimes, judge_depths, judge_rules
-from deploy.experiments.shapes.momentum import measure_implicit
+from deploy.experiments.shapes.momentum import EXPONENTIAL, measure_implicit, tune_momenta
 from deploy.experiments.shapes.speed import WORKERS, speeds
 from deploy.experiments.shapes.windows import judge_best_tau, measure_rounds
 from deploy.experiments.statistics import (
@@ -31,7 +31,6 @@ from deploy.experiments.statistics import (
 from deploy.experiments.trials import Trial, TrialResult
 
 SEEDS = range(1000, 1010)
-_EXPONENTIAL = StepTimes(law=Law.EXPONENTIAL)
 
 # --- 4.2 ------------------------------------------------------------------------------------------
 
@@ -39,7 +38,7 @@ _STEP_S, _LINK = 2.0, "rtt=20s"
 _STEADY = StepTimes(mean_s=_STEP_S, law=Law.FIXED)
 _PUBLISHED = {3: 2.4, 5: 3.8, 10: 4.4}
 _TAU, _RATE = 50, 0.008
-_SHARES = (0.5, 0.7, 0.9)  # of one worker's run, at whose errors the targets are
+_SHARES = (0.5, 0.7, 0.9)  # of one worker's run: its errors there are the targets
 _SMOOTHED = 7  # looks
 
 
@@ -182,21 +181,7 @@ def momentum(bench: Bench, control: bool) -> list[Check]:
     errors at six momenta, falls with W: the slope in log2 W has an interval below 0.
     """
     strategy, known = "bsp" if control else "asp:scale=1", [1, 4, 16]
-    levels = [
-        Trial(
-            strategy=strategy,
-            rule=f"momentum:momentum={value}",
-            batch=64,
-            gradients=bench.pick(3000, 15_000),
-            cluster=ClusterModel(workers=workers, times=_EXPONENTIAL),
-        )
-        for workers in known
-        for value in _MOMENTA
-    ]
-    rates = bench.tune(levels)
-    tuned = [
-        structs.replace(level, rate=rate.best) for level, rate in zip(levels, rates, strict=True)
-    ]
+    tuned = tune_momenta(bench, strategy, known, _MOMENTA)
     found = [[result.error for result in results] for results in bench.run(tuned, len(SEEDS))]
     shaped = np.array(found).reshape(len(known), len(_MOMENTA), -1)
     best = [_optimum(level.mean(-1)) for level in shaped]
@@ -243,7 +228,7 @@ def speed(bench: Bench, control: bool) -> list[Check]:
     steps per update of sync, K-sync and K-batch-async within 2 % of H_W, H_W - H_(W-K) and K/W.
     """
     seconds, look_s = 5000, 50
-    times = StepTimes(law=Law.FIXED) if control else _EXPONENTIAL
+    times = StepTimes(law=Law.FIXED) if control else EXPONENTIAL
     cluster = ClusterModel(workers=WORKERS, times=times)
     per_update = 1.0 if control else sum(1 / k for k in range(1, WORKERS + 1))
     counts = [round(WORKERS * seconds / per_update), WORKERS * seconds]

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from deploy.experiments import report, statistics, trial_table
 from deploy.experiments.cluster import ClusterModel, StepTimes
-from deploy.experiments.images import Mlp, measured_images, mnist
+from deploy.experiments.images import Mlp, choose_images, mnist
 from deploy.experiments.shapes import SHAPES, delays, momentum, waiting, windows
 from deploy.experiments.shapes.base import (
     Bench,
@@ -226,14 +226,14 @@ def test_tested_images_are_a_fair_part() -> None:
     """Each digit has its share, both halves of the test set are in it, and a smaller part is within
     a larger one. All of them are the test set itself."""
     data = mnist()
-    images, labels = measured_images(2000)
+    images, labels = choose_images(2000)
     shares = np.bincount(data.test_labels) / 5
     assert np.abs(np.bincount(labels) - shares).max() <= 1
     known = {image.tobytes(): at for at, image in enumerate(data.test)}
     rows = [known[image.tobytes()] for image in images]
     assert 900 < sum(row < 5000 for row in rows) < 1100
-    assert set(rows) < {known[image.tobytes()] for image in measured_images(4000)[0]}
-    assert (measured_images(10_000)[0] == data.test).all()
+    assert set(rows) < {known[image.tobytes()] for image in choose_images(4000)[0]}
+    assert (choose_images(10_000)[0] == data.test).all()
 
 
 def test_a_part_is_as_hard_as_the_whole() -> None:
