@@ -39,7 +39,8 @@ def test_by_url(running_ray: "RunningRay", spark_master: str, tmp_path: Path) ->
     tiny_job.write_job(tmp_path)
     spark, ray, token = spark_master, running_ray.address, running_ray.token
     where = "--spark", spark, "--ray", ray
-    with downpour(tmp_path, *TRAIN, *where, **token) as child:
+    # Executors start while other tests use the cores.
+    with downpour(tmp_path, *TRAIN, *where, "--start-s", PATIENCE_S, **token) as child:
         eventually(
             lambda: len(shards_of(token)) == 2 or child.process.poll() is not None,
             because="both shards are there",

@@ -168,7 +168,7 @@ class DriverNetwork(Options):
         "How many further ports Spark tries where one is taken.", default=16, least=0, most=4096
     )  # fmt: skip
     start_s: float = option(
-        "Seconds in which Spark must start: its port, the application, the first executor.",
+        "Seconds in which Spark must register the application, and then run a first task.",
         default=spark_settings.START_S, least=1, most=LONGEST_START_S,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread, Timer, current_thread, main_thread
+from threading import Thread, current_thread, main_thread
 from types import MappingProxyType
 from typing import Any, TypeVar
 from warnings import catch_warnings
@@ -31,6 +31,7 @@ from shards.errors import BadInput, GiveUp
 from worker.spark import settings as spark_settings
 from worker.spark.code_archive import pack_code
 from worker.spark.failures import SPARK_ERRORS, reason, root_cause
+from worker.spark.start_limit import StartLimit
 
 Result = TypeVar("Result")
 
@@ -55,8 +56,9 @@ def start_session(
     is a Spark Connect server; `submitted` is the Spark of the spark-submit that runs this program,
     with its settings; this project's code is shipped to their executors. `app` is the name
     that Spark's pages show. `env` is added to the environment of the JVM and of embedded Python
-    workers; deploy.spark_environment finds the Java. A named master gets the settings `conf`, and
-    `start_s` seconds to start. The SIGINT handler stays the same.
+    workers; deploy.spark_environment finds the Java. A named master gets the settings `conf`,
+    `start_s` seconds to register the application, and as many to run a first task. The SIGINT
+    handler stays the same.
 
     Raises BadInput when the URL is not valid, when no server listens there, and when this process
     already has a session; GiveUp when Spark does not start.
@@ -115,9 +117,9 @@ def _classic(
         with _change_environment(env, without):
             gateway = _launch(settings, log)
             SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
-            with _limit_start(gateway, master, start_s, log) as reached:
+            with _limit_start(gateway, master, start_s, log) as progress:
                 context = _context(gateway)
-                reached.registered = True
+                progress.register()
                 if not spark_settings.parse_local_master(master, 1):
                     _await_executor(context)
                 # It would print a traceback when the JVM is killed, which `run_tasks` reports.
@@ -171,6 +173,7 @@ def _connect(url: str, app: str, folder: Path, start_s: float) -> Iterator[Spark
                 raise GiveUp(f"Spark at {shown}: its port answers, but no session in {start_s:g} s")
             # Spark keeps the active session for each thread; its readers of models ask for it.
             type(session)._set_default_and_active_session(session)  # type: ignore[attr-defined]
+            until = time.monotonic() + start_s
             if _within(until, session.range(1).count) is None:
                 raise GiveUp(
                     f"Spark at {shown}: the session is open, but no executor ran a task in"
@@ -227,44 +230,31 @@ def _launch(settings: Mapping[str, str], log: Path) -> Any:
             raise GiveUp(f"Spark's JVM did not start: {why}") from None
 
 
-class _Reached:
-    """How far a start has come, for the error of one that takes too long."""
-
-    registered = False
-
-
 @contextmanager
-def _limit_start(gateway: Any, master: str, start_s: float, log: Path) -> Iterator[_Reached]:
-    """Turn a start-up error into one line, and a start that takes longer than `start_s` seconds.
+def _limit_start(gateway: Any, master: str, start_s: float, log: Path) -> Iterator[StartLimit]:
+    """Turn a start-up error into one line, and a stage that takes longer than `start_s` seconds.
 
     Spark itself asks a standalone master for a minute, YARN's ResourceManager for several, and
-    waits for an executor for ever.
+    waits for an executor for ever. An embedded Spark has no limit.
     """
-    late, reached = Event(), _Reached()
-
-    def give_up() -> None:
-        late.set()
-        gateway.proc.kill()
-
-    timer = Timer(start_s, give_up)
-    if not spark_settings.parse_local_master(master, 1):
-        timer.start()
+    embedded = spark_settings.parse_local_master(master, 1) is not None
+    limit = StartLimit(None if embedded else start_s, gateway.proc.kill)
     try:
-        yield reached
+        yield limit
     except SPARK_ERRORS as error:
         why = root_cause(str(error)) or reason(error)
-        if late.is_set():
-            why = _describe_silence(master, start_s, reached, log)
+        if limit.late.is_set():
+            why = _describe_silence(master, start_s, limit.registered, log)
         raise GiveUp(f"Spark at {master} did not start: {why}") from None
     finally:
-        timer.cancel()
+        limit.end()
 
 
-def _describe_silence(master: str, start_s: float, reached: _Reached, log: Path) -> str:
+def _describe_silence(master: str, start_s: float, registered: bool, log: Path) -> str:
     """The stage that a start did not reach in time, and the last that Spark said about it."""
     if master.startswith("k8s:"):
         missed = f"its port answers, but Kubernetes ran no executor in {start_s:g} s"
-    elif reached.registered:
+    elif registered:
         missed = f"the application is registered, but no executor ran a task in {start_s:g} s"
     elif master == "yarn":
         missed = f"YARN did not run the application in {start_s:g} s"

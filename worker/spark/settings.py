@@ -25,7 +25,7 @@ ONE_THREAD = {
 _ATTEMPTS = 4
 _HADOOP, _MANAGER = ("YARN_CONF_DIR", "HADOOP_CONF_DIR"), "yarn.resourcemanager"
 START_S = 60.0
-"""The usual limit, in seconds, on the start of a cluster's Spark."""
+"""The usual limit, in seconds, on each stage of a start of a cluster's Spark."""
 GUARDS = ("spark.authenticate", "spark.network.crypto.enabled")
 SUBMITTED = "submitted"
 """The URL of the Spark that runs this program through spark-submit."""
