@@ -29,7 +29,7 @@ from worker.job.initial_state import check_fit
 from worker.job.training_job import Job
 from worker.spark import settings as spark_settings
 from worker.training.device_selection import check_here
-from worker.training.evaluation import EvaluationPlan
+from worker.training.evaluation import EvaluationPlan, Target
 
 
 class Prepared(NamedTuple):
@@ -120,6 +120,7 @@ class Inputs:
         self.weights, self.copied = starting_weights(self.model, self._files(), self.job.plan.seed)
         self.test_rows = 0  # of all test nets
         self.test = self._test()
+        self.evaluation = self._evaluation()
 
     @property
     def place(self) -> Path:
@@ -137,14 +138,31 @@ class Inputs:
         options = self.settings
         return open_net_data(data, location, split, classes, options.seed, options.skip_images)
 
-    @property
-    def evaluation(self) -> EvaluationPlan | None:
+    def _evaluation(self) -> EvaluationPlan | None:
         """The tests during training that the solver asks for; None without data to test on."""
+        target = self._target()
         if self.test is None or not self.solver.test_interval:
             return None
         return EvaluationPlan(
-            self.test.sample, self.solver.test_interval, self.solver.test_initialization
+            self.test.sample,
+            self.solver.test_interval,
+            self.solver.test_initialization,
+            target,
         )
+
+    def _target(self) -> Target | None:
+        """What --until says; raises BadInput where no test could reach it."""
+        if self.settings.until is None:
+            return None
+        target = Target.parse("--until", self.settings.until)
+        figures = self.test.figures if self.test and self.solver.test_interval else []
+        if target.figure not in figures:
+            raise BadInput(
+                f"--until {self.settings.until}",
+                expected="a figure of the tests while training",
+                got=", ".join(figures) or "no such tests: set the solver's test_interval",
+            )
+        return target
 
     @property
     def notices(self) -> list[str]:

@@ -24,6 +24,7 @@ from shards.errors import UNDECODABLE, BadInput
 from worker.job.network import DriverNetwork
 from worker.job.option_fields import Options, list_options, option
 from worker.job.options import LONGEST_S, TrainOptions, foreign_options
+from worker.training.evaluation import Target
 
 DATA = (
     "IDX or Parquet files, an LMDB or LevelDB, an image list, a folder of images for each class, or"
@@ -50,8 +51,13 @@ def _place(subject: str, value: object) -> str:
     return text
 
 
+def _target(label: str, value: object) -> object:
+    Target.parse(label, value)
+    return value
+
+
 class RunFiles(Options):
-    """The files and folders of a run. Paths are absolute."""
+    """The files and folders of a run, and what its tests may end. Paths are absolute."""
 
     solver: Path = option("The solver, a Caffe prototxt.")
     data: Path | None = option(DATA, default=None, shown="what the net's data layer names")
@@ -59,6 +65,10 @@ class RunFiles(Options):
     test_data: Path | None = option(
         "Data to test on.",
         default=None, shown="the test part of --data, or of what the test net names",
+    )  # fmt: skip
+    until: str | None = option(
+        "End training once a test reaches this, as accuracy>=0.985 or loss<=0.1.",
+        default=None, check=_target,
     )  # fmt: skip
     weights: Path | None = option(
         "Weights to start from, found by layer name: .caffemodel, .h5 or .safetensors.",

@@ -69,6 +69,15 @@ class Evaluator:
                     column.find(names, where)
 
     @property
+    def figures(self) -> list[str]:
+        """The names of the outputs of a test."""
+        return [
+            name_of(output, tested.number)
+            for tested in self._nets
+            for output in tested.model.net.figures
+        ]
+
+    @property
     def max_rows(self) -> int:
         """The largest number of rows that a test during training reads."""
         return max(tested.model.net.batch_size * tested.iterations for tested in self._nets)

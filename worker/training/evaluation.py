@@ -2,12 +2,14 @@
 
 A thread with its own admin client reads the weights, as an operator and not as a worker, and
 computes on one core. A test at a low priority gets what busy workers leave, which may be next to
-nothing, and its result comes late; so tests that take little of the cores' time run at the priority
-of the workers. One test runs at a time; a test that falls due meanwhile runs next. A failed test is
-reported, and the training continues.
+nothing, and its result comes late. So tests that take little of the cores' time run at the priority
+of the workers; so do those that may end a job, for it would train on until then. One test runs at a
+time; a test that falls due meanwhile runs next. A failed test is reported, and the training
+continues.
 """
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +23,8 @@ from threadpoolctl import threadpool_limits
 
 from ps import AdminClient, Cluster
 from ps.closing_context import ClosingContext
-from shards.errors import GiveUp
+from shards import argument_checks
+from shards.errors import BadInput, GiveUp
 
 _PATIENCE_S = 30.0  # for large weights over a slow link
 _POLL_S = 0.5
@@ -46,6 +49,30 @@ class EvaluationPlan(msgspec.Struct, frozen=True):
     every: int
     at_start: bool = True
     until: Callable[[dict[str, float]], bool] | None = None
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A figure of a test that ends training once it is at least, or at most, this value."""
+
+    figure: str
+    is_least: bool
+    value: float
+
+    def __call__(self, figures: dict[str, float]) -> bool:
+        """Return whether a test with these figures has reached it."""
+        found = figures[self.figure]
+        return found >= self.value if self.is_least else found <= self.value
+
+    @staticmethod
+    def parse(label: str, text: object) -> "Target":
+        """The target in a text such as accuracy>=0.985 or loss<=0.1; raises BadInput."""
+        expected = "a figure of the tests and its limit, as accuracy>=0.985 or loss<=0.1"
+        given = argument_checks.text(label, text, expected)
+        parts = re.fullmatch(r"\s*([^\s<>=]+)\s*([<>])=\s*([-+.\de]+)\s*", given)
+        with suppress(ValueError):
+            if parts is not None:
+                return Target(parts[1], parts[2] == ">", float(parts[3]))
+        raise BadInput(label, expected=expected, got=repr(given[:80]))
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -157,7 +184,7 @@ class BackgroundEvaluator(ClosingContext):
         now = time.monotonic()
         costly = takes_much(self._last_cpu_s, now - self._submitted)
         self._submitted = now
-        pool = self._nice if costly else self._usual
+        pool = self._nice if costly and self._plan.until is None else self._usual
         self._under_way = pool.submit(self._test, iteration, samples, weights)
 
     def _read(self) -> Floats:

@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from deploy.run.prepare import prepare
 from deploy.run.settings import TrainSettings
+from shards.errors import BadInput
 from tests.support.tiny_job import write_job
 from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase
@@ -48,3 +49,33 @@ def test_a_net_is_described_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     inputs.prepare(object(), job, None, None, None, None)  # type: ignore[arg-type]  # not looked at
     assert parsed == ["SolverParameter", "NetParameter"]
     assert built == [Phase.TRAIN, Phase.TEST]
+
+
+def _settings(folder: Path, until: str, interval: str = "test_interval: 2") -> TrainSettings:
+    solver = write_job(folder, max_iter=4, extra=interval)
+    return TrainSettings(solver=solver, data=folder / "data", out=folder / "run", until=until)
+
+
+def test_a_figure_that_ends_training(tmp_path: Path) -> None:
+    """--until is true of a test that has reached its figure, from above or from below."""
+    plan = prepare(_settings(tmp_path, "accuracy>=0.9"), None).inputs.evaluation
+    assert plan is not None
+    assert plan.until is not None
+    tests = {"accuracy": 0.9, "loss": 0.3}, {"accuracy": 0.89, "loss": 0.2}
+    assert [plan.until(figures) for figures in tests] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("until", "interval", "got"),
+    [
+        ("speed>=3", "test_interval: 2", "accuracy, loss"),
+        ("accuracy>=0.9", "", "no such tests: set the solver's test_interval"),
+    ],
+)
+def test_a_figure_that_no_test_has(tmp_path: Path, until: str, interval: str, got: str) -> None:
+    """It is refused before anything starts."""
+    with pytest.raises(BadInput) as refused:
+        prepare(_settings(tmp_path, until, interval), None)
+    assert str(refused.value) == (
+        f"--until {until}: expected a figure of the tests while training, got {got}"
+    )

@@ -21,6 +21,7 @@ EVERY = TrainSettings(
     data=Path("/data"),
     out=Path("/out"),
     test_data=Path("/test"),
+    until="accuracy>=0.985",
     weights=Path("/weights"),
     shards=3,
     workers=5,

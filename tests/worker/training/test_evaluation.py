@@ -17,11 +17,17 @@ from ps import Cluster, TensorSpec
 from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.threads import local_shards
-from shards.errors import GiveUp
+from shards.errors import BadInput, GiveUp
 from shards.schedules import Fixed
 from shards.tables import DenseTable
 from tests.support.eventually import eventually
-from worker.training.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan, takes_much
+from worker.training.evaluation import (
+    BackgroundEvaluator,
+    Evaluation,
+    EvaluationPlan,
+    Target,
+    takes_much,
+)
 
 DEADLINE_S = 60.0
 TABLE = DenseTable("net", (TensorSpec("w", (600,)),))
@@ -181,10 +187,24 @@ def test_only_the_test_has_a_low_priority(cluster: Cluster) -> None:
     subprocess.run(["true"], check=True, preexec_fn=lambda: None)
     with evaluator(cluster, EvaluationPlan(multiply, every=10), heard) as tests:
         look(tests, 10, heard)
+    assert heard.told == []
     eventually(
         lambda: all(priority <= own for name, priority in threads().items() if name not in before),
         because="no thread but that of the test had another priority",
     )
+
+
+def test_a_test_that_ends_the_job_has_no_low_priority(cluster: Cluster) -> None:
+    """The workers would train on while it waits for a core."""
+
+    def measure(_: NDArray[np.float32], __: Callable[[], bool]) -> dict[str, float]:
+        return {"priority": os.getpriority(os.PRIO_PROCESS, threading.get_native_id())}
+
+    heard, own = Heard(), os.getpriority(os.PRIO_PROCESS, 0)
+    plan = EvaluationPlan(measure, every=10, until=lambda _: False)
+    with evaluator(cluster, plan, heard) as tests:
+        look(tests, 10, heard)
+    assert [result.figures for result in heard.found] == [{"priority": own}]
 
 
 def threads() -> dict[int, int]:
@@ -217,3 +237,20 @@ def test_cheap_tests_run_as_workers_do(
 ) -> None:
     """Tests have a low priority unless they are known to take little of the cores' time."""
     assert takes_much(cpu_s, interval_s, cores) is much
+
+
+def test_targets() -> None:
+    """A figure, its side and its limit are read from text."""
+    assert Target.parse("until", " loss#1<=1e-3 ") == Target("loss#1", False, 0.001)
+    assert Target.parse("until", "accuracy >= .5") == Target("accuracy", True, 0.5)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "accuracy", "accuracy>0.9", "accuracy>=", "a b>=1", "a>=1e", 3]
+)
+def test_what_is_no_target(text: object) -> None:
+    """An error shows what a target looks like."""
+    with pytest.raises(
+        BadInput, match=r"until.*expected a figure .* as accuracy>=0.985 or loss<=0.1"
+    ):
+        Target.parse("until", text)

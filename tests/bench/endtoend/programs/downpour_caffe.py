@@ -57,6 +57,7 @@ def main() -> None:
         "--workers": task.workers,
         "--shards-in": "processes",
         "--strategy": strategy,
+        "--until": f"accuracy>={task.target}",
     }
     if task.cluster:
         options |= {"--spark": task.cluster, "--bind": "0.0.0.0"}

@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from pyspark.sql import SparkSession
 
@@ -12,6 +13,7 @@ import deploy
 import ps
 import worker
 import worker.torch
+from tests.bench.endtoend.programs.quick_spark import QUICK_SPARK
 from tests.bench.endtoend.programs.task import Task, read_task
 from tests.bench.endtoend.programs.torch_nets import Record, Worker, make_net
 
@@ -40,9 +42,9 @@ def main() -> None:
     strategy = parser.parse_known_args()[0].strategy
     os.environ |= deploy.spark_environment()
     master = task.cluster or f"local[{task.workers},4]"
-    spark = SparkSession.builder.master(master).getOrCreate()
-    rows = zip(map(bytes, task.read("train_x")), task.read("train_y").tolist(), strict=True)
-    df = spark.createDataFrame(rows, "x binary, y long")
+    spark = SparkSession.builder.master(master).config(map=QUICK_SPARK).getOrCreate()
+    x = pa.array(map(bytes, task.read("train_x")), pa.binary())
+    df = spark.createDataFrame(pa.table({"x": x, "y": task.read("train_y")}))
     model, record = make_net(task), Record(task, task.workers * task.batch)
 
     def measure(params: Any) -> dict[str, float]:

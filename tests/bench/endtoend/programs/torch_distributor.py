@@ -4,6 +4,7 @@ from pyspark.ml.torch.distributor import TorchDistributor
 from pyspark.sql import SparkSession
 
 from tests.bench.endtoend.programs.ddp import train
+from tests.bench.endtoend.programs.quick_spark import QUICK_SPARK
 from tests.bench.endtoend.programs.task import Task, read_task
 
 
@@ -17,7 +18,8 @@ def train_here(task: Task) -> None:
 
 def main() -> None:
     task = read_task()
-    SparkSession.builder.master(task.cluster or f"local[{task.workers}]").getOrCreate()
+    master = task.cluster or f"local[{task.workers}]"
+    SparkSession.builder.master(master).config(map=QUICK_SPARK).getOrCreate()
     TorchDistributor(num_processes=task.workers, local_mode=False, use_gpu=False).run(
         train_here, task
     )
