@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--mode", default="asynchronous")
     mode = parser.parse_known_args()[0].mode
     master = task.cluster or f"local[{task.workers}]"
-    context = SparkContext(conf=SparkConf().setMaster(master).setAll(QUICK_SPARK.items()))
+    context = SparkContext(conf=SparkConf().setMaster(master).setAll(list(QUICK_SPARK.items())))
     rdd = to_simple_rdd(context, read_samples(task, "train"), task.read("train_y"))
     rdd = rdd.repartition(task.workers)
     rdd = rdd.mapPartitionsWithIndex(lambda rank, rows: note_worker(task, rank, rows))
