@@ -101,36 +101,52 @@ class Mlp:
             yield from rows[dice.integers(len(rows), size=(BLOCK, self.batch))]
 
     def gradient(self, weights: Floats, batch: Batch, out: Floats) -> float:
-        # A diverging run overflows on its way; what it returns is then not finite.
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self._gradient(weights, batch, out)
+        return self._gradient(weights, batch, out)
+
+    def gradients(self, weights: Floats, batches: Batch, out: Floats) -> None:
+        self._gradient(weights, batches, out)
 
     def _gradient(self, weights: Floats, batch: Batch, out: Floats) -> float:
-        x = self._data.train[batch].astype(np.float32)
-        x *= np.float32(1 / 255)
-        right = self._data.labels[batch]
-        parts = [weights[part].reshape(shape) for part, shape in self._slices]
-        activations = [x]
-        for number in range(len(self._layers) - 1):
-            hidden = activations[-1] @ parts[2 * number]
-            hidden += parts[2 * number + 1]
-            np.maximum(hidden, 0, out=hidden)
-            activations.append(hidden)
-        scores = activations[-1] @ parts[-2]
-        scores += parts[-1]
-        loss, slope = cross_entropy(scores, self._range, right)
-        end = len(out)
-        for number in reversed(range(len(self._layers))):
-            (weight, shape), (bias, _) = self._slices[2 * number : 2 * number + 2]
-            np.matmul(activations[number].T, slope, out=out[weight].reshape(shape))
-            out[weight.stop : bias.start] = 0
-            slope.sum(0, out=out[bias])
-            out[bias.stop : end] = 0
-            end = weight.start
-            if number:
-                slope = slope @ parts[2 * number].T
-                slope *= activations[number] > 0
+        """Gradients of one model or, along a first axis, of several; returns the mean loss."""
+        # A diverging run overflows on its way; what it returns is then not finite.
+        with np.errstate(over="ignore", invalid="ignore"):
+            x = self._data.train[batch].astype(np.float32)
+            x *= np.float32(1 / 255)
+            parts = self._split(weights)
+            activations = [x]
+            for number in range(len(self._layers) - 1):
+                hidden = activations[-1] @ parts[2 * number]
+                hidden += parts[2 * number + 1]
+                np.maximum(hidden, 0, out=hidden)
+                activations.append(hidden)
+            scores = activations[-1] @ parts[-2]
+            scores += parts[-1]
+            right = self._data.labels[batch].ravel()
+            rows = self._range if right.size == self.batch else np.arange(right.size)
+            flat = scores.reshape(-1, scores.shape[-1])
+            loss, flat = cross_entropy(flat, rows, right, self.batch)
+            slope = flat.reshape(scores.shape)
+            end = out.shape[-1]
+            for number in reversed(range(len(self._layers))):
+                (weight, shape), (bias, _) = self._slices[2 * number : 2 * number + 2]
+                slot = out[..., weight].reshape(*weights.shape[:-1], *shape)
+                np.matmul(activations[number].swapaxes(-1, -2), slope, out=slot)
+                out[..., weight.stop : bias.start] = 0
+                slope.sum(-2, out=out[..., bias])
+                out[..., bias.stop : end] = 0
+                end = weight.start
+                if number:
+                    slope = slope @ parts[2 * number].swapaxes(-1, -2)
+                    slope *= activations[number] > 0
         return loss
+
+    def _split(self, weights: Floats) -> list[Floats]:
+        """Views of the tensors of one model or of several; a bias is a row."""
+        lead = weights.shape[:-1]
+        return [
+            weights[..., part].reshape(*lead, *(shape if len(shape) > 1 else (1, *shape)))
+            for part, shape in self._slices
+        ]
 
     def measure(self, weights: Floats) -> Measurement:
         if not np.isfinite(weights).all():

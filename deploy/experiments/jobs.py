@@ -6,7 +6,7 @@ from msgspec import structs
 from deploy.experiments.cluster import ClusterModel
 from deploy.experiments.rate_schedules import FIXED, schedule_over
 from ps.job_spec import shard_specs
-from shards.aggregation import StaleLimit
+from shards.aggregation import ServerHalf, StaleLimit
 from shards.rules import SGD, Decay, Rule
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable, Layout
@@ -65,15 +65,26 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
         described = tables.tables if isinstance(tables, Layout) else (tables,)
         self.strategy.check(self.real_bound, prefetch=False)
         self.strategy.check_fragments(len(described))
-        half = structs.replace(self.strategy.server(self.cluster.workers), stale=self.stale)
+        return self.specs_of([self.describe(table) for table in described])
+
+    @property
+    def half(self) -> ServerHalf:
+        """What the strategy asks of the shards."""
+        return structs.replace(self.strategy.server(self.cluster.workers), stale=self.stale)
+
+    def describe(self, table: DenseTable) -> TableSpec:
+        """A table with the rule, rate and decay by which the shards apply its pushes."""
         plan = self.plan()
-        rule, rate, decay = half.settings(self.rule, plan.schedule, plan.decay)
+        return TableSpec(table, *self.half.settings(self.rule, plan.schedule, plan.decay))
+
+    def specs_of(self, tables: list[TableSpec]) -> list[ShardSpec]:
+        """The specs of the shards of these tables."""
         return shard_specs(
-            [TableSpec(table, rule, rate, decay) for table in described],
+            tables,
             shards=self.cluster.shards,
             bound=self.real_bound,
             workers=self.cluster.workers,
-            merge=half,
+            merge=self.half,
             lease_s=_LEASE_S,
             warm_steps=self.strategy.warm_up,
             name="experiment",

@@ -5,7 +5,7 @@ decide; so the data of a worker's n-th step does not depend on the order of even
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,16 +66,31 @@ class Places:
         return {name: arena[part].reshape(shape) for name, part, shape in self._slices}
 
 
-def cross_entropy(scores: Floats, rows: Rows, right: NDArray[Any]) -> tuple[float, Floats]:
+@runtime_checkable
+class BatchedWorkload(Workload, Protocol):
+    """A problem that computes the gradients of several models in one call."""
+
+    def gradients(self, weights: Floats, batches: Batch, out: Floats) -> None:
+        """Write the gradient of each model at its weights, for its batch, to `out`.
+
+        `weights` and `out` are float32 (models, arena), `batches` has a row for each model. The
+        arithmetic is that of `gradient`.
+        """
+
+
+def cross_entropy(
+    scores: Floats, rows: Rows, right: NDArray[Any], batch: int | None = None
+) -> tuple[float, Floats]:
     """The mean cross-entropy of a batch, and its slope in the scores, float32 of their shape.
 
     `scores` has a row for each example, and is overwritten; `rows` numbers them, and `right` has
-    the right class of each.
+    the right class of each. With `batch` they are several batches of this size, and the slope is
+    that of each one's own mean.
     """
     scores -= scores.max(1, keepdims=True)
     slope = np.exp(scores)
     slope /= slope.sum(1, keepdims=True)
     hit = slope[rows, right]
     slope[rows, right] -= 1
-    slope *= np.float32(1 / len(rows))
+    slope *= np.float32(1 / (batch or len(rows)))
     return -float(np.log(np.maximum(hit, 1e-30)).mean()), slope

@@ -8,12 +8,13 @@ aggregation.
 
 All that happens between two messages of a worker is known beforehand, so an update costs one event:
 the messages that the worker sends at the end of a window, a push and the next pull, travel
-together. Workers that are too late for a round may `cancel` their step, as K-sync SGD
+together. Gradients may be computed in this order (trace_training.py); then the end of each step is
+an event as well. Workers that are too late for a round may `cancel` their step, as K-sync SGD
 assumes (Dutta et al. 2018). Downpour's own workers finish it, and the push is dropped.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ TIMED = np.dtype(
 """A record of the timing simulator; the columns mean what they mean in shards/update_records.py."""
 
 _NONE = -1  # no push, or no pull, in a flight
+_AT_ONCE = 0  # before every other order
 _Row = tuple[float, int, int, int, int, int, float, bool]
 
 
@@ -79,7 +81,10 @@ class TimedWorker:
 
 
 class Flight(NamedTuple):
-    """Messages of one worker that travel together: the clock of a push, and of a pull, or _NONE."""
+    """Messages of one worker that travel together: the clock of a push, and of a pull, or _NONE.
+
+    `took_s` is what a step that ends with it took, or _NONE if none does.
+    """
 
     at: float
     order: int
@@ -88,12 +93,28 @@ class Flight(NamedTuple):
     push: int
     base: int
     pull: int
+    took_s: float
+
+    @property
+    def pushes(self) -> bool:
+        return self.push >= 0
 
 
 class TimingSimulation:
-    """A job without gradients. `payload_bytes` is the size of a push and of weights."""
+    """A job without gradients. `payload_bytes` is the size of a push and of weights.
 
-    def __init__(self, job: SimulatedJob, *, payload_bytes: int = 0, cancel: bool = False) -> None:
+    With `on_read` each step ends with a flight, and the function is called with the number of a
+    worker that the shard sends weights to. `next_flight` and `land` then take turns.
+    """
+
+    def __init__(
+        self,
+        job: SimulatedJob,
+        *,
+        payload_bytes: int = 0,
+        cancel: bool = False,
+        on_read: Callable[[int], None] | None = None,
+    ) -> None:
         cluster, strategy = job.cluster, job.strategy
         if cluster.shards > 1:
             raise BadInput("timing", expected="1 shard, as all would see the same order of updates")
@@ -125,7 +146,8 @@ class TimingSimulation:
         self._cancel = cancel
         self._sent_bytes = HEADER_BYTES + payload_bytes
         self._ticks = None if not strategy.windowed else 1
-        self._now = 0.0
+        self._on_read = on_read
+        self.now = 0.0
         self._buffered = 0
         self._round: list[tuple[TimedWorker, int, int]] = []
         self._rows: list[_Row] = []
@@ -148,17 +170,41 @@ class TimingSimulation:
 
     def run(self, updates: int) -> Timing:
         """Simulate until this number of pushes has been applied or dropped."""
-        planned, rows, pop = self._planned, self._rows, heapq.heappop
+        rows = self._rows
         while len(rows) < updates:
-            if not planned:
-                raise BadInput("every worker waits for another; check the staleness bound")
-            flight = pop(planned)
-            if flight.turn == flight.worker.turn:
-                self._now = flight.at
-                self._arrive(flight)
+            self.land(self.next_flight())
         records = np.array(rows[:updates], TIMED)
-        waited = float(records["wait_s"].sum()) / (len(self._workers) * self._now)
-        return Timing(records, self._now, int(records["apply_version"].max()), waited)
+        waited = float(records["wait_s"].sum()) / (len(self._workers) * self.now)
+        return Timing(records, self.now, int(records["apply_version"].max()), waited)
+
+    def next_flight(self) -> Flight:
+        """The next messages to arrive, at the time that it then is; raises BadInput if none will.
+
+        Nothing has changed yet: `land` is to follow.
+        """
+        planned = self._planned
+        while planned:
+            flight = heapq.heappop(planned)
+            if flight.turn == flight.worker.turn:
+                self.now = flight.at
+                return flight
+        raise BadInput("every worker waits for another; check the staleness bound")
+
+    @property
+    def follows_at_once(self) -> bool:
+        """True if the next flight belongs to the moment of the last one."""
+        return bool(self._planned) and self._planned[0].order == _AT_ONCE
+
+    @property
+    def waiting_records(self) -> int:
+        """The number of records since the last call of `take_records`."""
+        return len(self._rows)
+
+    def take_records(self) -> NDArray[np.void]:
+        """The records since the last call, which are no longer kept."""
+        records = np.array(self._rows, TIMED)
+        self._rows.clear()
+        return records
 
     # --- what a worker does -----------------------------------------------------------------------
 
@@ -170,13 +216,35 @@ class TimingSimulation:
                 at = link.down(HEADER_BYTES, link.up(HEADER_BYTES, at))
         self._send(worker, at, _NONE, self._pull_clock(worker))
 
-    def _send(self, worker: TimedWorker, at: float, push: int, pull: int) -> None:
-        """Send a push, a pull, or both, at the time `at`."""
+    def _send(
+        self,
+        worker: TimedWorker,
+        at: float,
+        push: int,
+        pull: int,
+        took_s: float = _NONE,
+        *,
+        follows: bool = False,
+    ) -> None:
+        """Send a push, a pull, or both, at the time `at`, at which a step of `took_s` may end.
+
+        What `follows` arrives before all else.
+        """
+        if self._on_read and worker.link is not None and took_s >= 0:
+            self._end_step(worker, at, took_s)
+            took_s = _NONE
         if worker.link is not None:
             size = (push >= 0) * self._sent_bytes + (pull >= 0) * HEADER_BYTES
             at = worker.link.up(size, at)
         self._order += 1
-        flight = Flight(at, self._order, worker, worker.turn, push, worker.base, pull)
+        order = _AT_ONCE if follows else self._order
+        flight = Flight(at, order, worker, worker.turn, push, worker.base, pull, took_s)
+        heapq.heappush(self._planned, flight)
+
+    def _end_step(self, worker: TimedWorker, at: float, took_s: float) -> None:
+        """Plan the end of a step that no message leaves at, or one over a link."""
+        self._order += 1
+        flight = Flight(at, self._order, worker, worker.turn, _NONE, worker.base, _NONE, took_s)
         heapq.heappush(self._planned, flight)
 
     def _compute(self, worker: TimedWorker, at: float) -> None:
@@ -185,20 +253,24 @@ class TimingSimulation:
         while True:
             if not worker.unpushed:
                 worker.base = worker.read
-            at += next(worker.draw)
+            took_s = next(worker.draw)
+            at += took_s
             step = worker.step
             worker.step = step + 1
             worker.unpushed += 1
             pushes, push = strategy.pushes(step), _NONE
             if pushes and strategy.exchanges:
                 worker.exchanging = True
-                self._send(worker, at, _NONE, worker.session_clock)
+                self._send(worker, at, _NONE, worker.session_clock, took_s)
                 return
             if pushes:
                 push = self._count_push(worker)
             pulls = strategy.fetches(step + 1)
             if pushes or pulls:
-                self._send(worker, at, push, self._pull_clock(worker) if pulls else _NONE)
+                clock = self._pull_clock(worker) if pulls else _NONE
+                self._send(worker, at, push, clock, took_s)
+            elif self._on_read:
+                self._end_step(worker, at, took_s)
             if pulls:
                 return
 
@@ -216,7 +288,8 @@ class TimingSimulation:
 
     # --- what the shard does ----------------------------------------------------------------------
 
-    def _arrive(self, flight: Flight) -> None:
+    def land(self, flight: Flight) -> None:
+        """Let the shard handle the messages of a flight."""
         worker = flight.worker
         if flight.push >= 0:
             worker.acks += 1
@@ -235,20 +308,20 @@ class TimingSimulation:
                 self._park(worker, flight.pull)
             else:
                 self._read(worker, 0.0)
-        if worker.acks and not worker.in_round:
+        if worker.acks and not worker.in_round and (flight.push >= 0 or flight.pull >= 0):
             if worker.link is not None:
-                worker.link.down(worker.acks * HEADER_BYTES, self._now)
+                worker.link.down(worker.acks * HEADER_BYTES, self.now)
             worker.acks = 0
 
     def _park(self, worker: TimedWorker, clock: int) -> None:
         pull = Pull(0, "", worker.name, 0, 0, 0, clock, [])
-        self._gate.park(b"", pull, self._now)
+        self._gate.park(b"", pull, self.now)
 
     def _release(self) -> None:
         """Answer the parked pulls that may pass."""
         self._released = slowest = self._slowest
         for waiting in self._gate.release(lambda pull: self._may_go(pull, slowest)):
-            self._read(self._by_name[waiting.message.worker], self._now - waiting.since)
+            self._read(self._by_name[waiting.message.worker], self.now - waiting.since)
 
     def _may_go(self, pull: Pull | Join, slowest: int) -> bool:
         in_round = self._by_name[pull.worker].in_round
@@ -258,14 +331,16 @@ class TimingSimulation:
         """Send weights to a worker; it then pushes what it exchanges, and takes its next steps."""
         worker.read = self.version
         worker.wait_s += waited_s
-        at = self._now
+        if self._on_read:
+            self._on_read(worker.number)
+        at = self.now
         if worker.link is not None:
             at = worker.link.down(self._sent_bytes + worker.acks * HEADER_BYTES, at)
         worker.acks = 0
         if worker.exchanging:
             worker.exchanging = False
             worker.base = worker.read
-            self._send(worker, at, self._count_push(worker), _NONE)
+            self._send(worker, at, self._count_push(worker), _NONE, follows=worker.link is None)
         self._compute(worker, at)
 
     def _apply(self, worker: TimedWorker, clock: int, base: int) -> None:
@@ -314,7 +389,7 @@ class TimingSimulation:
         staleness = before - base if before > base else 0
         gap, version = self._fastest - self._slowest, before if dropped else before + 1
         self._rows.append(
-            (self._now, worker.number, base, version, staleness, gap, worker.wait_s, dropped)
+            (self.now, worker.number, base, version, staleness, gap, worker.wait_s, dropped)
         )
         worker.wait_s = 0.0
 

@@ -6,6 +6,8 @@ takes as long as the model of its link says. A gradient is computed when its ste
 the weights that it is computed from do not change any more. The same job and seed give the same
 bytes.
 
+trace_training.py makes the same weights without messages, for the jobs that it knows.
+
 What it leaves out, because it costs no virtual time here: the processors' time of shards and
 encoding, the queue of a busy shard, retransmissions (a lost packet delays), and a client's limit of
 pushes in flight.

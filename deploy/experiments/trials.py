@@ -1,7 +1,8 @@
 """Trials: single runs of an experiment, described by one value and run in processes of their own.
 
-A trial is the whole description: the same trial gives the same result, wherever it runs. Its id is
-the hash of that description, of the data and of the build.
+A trial is the whole description: the same trial gives the same result, wherever it runs, up to the
+rounding of sums in a BLAS that adds several matrices in another order than one. Its id is the hash
+of that description, of the data and of the build.
 """
 
 import hashlib
@@ -24,9 +25,10 @@ from deploy.experiments.fragment_cut import FragmentCut
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.lossy_diloco import LossyDiLoCo
-from deploy.experiments.problem import Workload
+from deploy.experiments.problem import BatchedWorkload, Workload
 from deploy.experiments.rate_schedules import FIXED
-from deploy.experiments.training_simulation import CurvePoint, TrainingSimulation
+from deploy.experiments.trace_training import NeedsMessages, TraceTraining, is_traced, keeps_step
+from deploy.experiments.training_simulation import Course, CurvePoint, TrainingSimulation
 from deploy.experiments.workloads import data_digest, workload_of
 from ps.build_id import build_id
 from shards import argument_checks
@@ -191,8 +193,8 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
 
 _SOURCES = (
     "cached_ssp", "character_model", "cluster", "continued", "fragment_cut", "images", "jobs",
-    "lenet", "logistic", "lossy_diloco", "problem", "rate_schedules", "training_simulation",
-    "trials", "workloads",
+    "lenet", "logistic", "lossy_diloco", "problem", "rate_schedules", "timing_simulation",
+    "trace_training", "training_simulation", "trials", "workloads",
 )  # fmt: skip
 
 
@@ -207,13 +209,34 @@ def simulator_id() -> str:
 
 def run_trial(trial: Trial) -> TrialResult:
     """Run one trial, with one BLAS thread."""
+    (result,) = run_together([trial])
+    return result
+
+
+def run_together(trials: Sequence[Trial]) -> list[TrialResult]:
+    """Run trials of one group of `group_trials`, with one BLAS thread; each has its share of the
+    CPU time."""
     began = time.process_time()
-    workload = trial.problem()
+    jobs, first = [trial.job() for trial in trials], trials[0]
     with threadpool_limits(1):
-        simulation = TrainingSimulation(trial.job(), workload)
-        course = simulation.run(
-            trial.gradients, look_every=trial.look_every, until_error=trial.until_error
-        )
+        courses = _train_together(jobs, first)
+    cpu_s = (time.process_time() - began) / len(trials)
+    return [_describe(trial, course, cpu_s) for trial, course in zip(trials, courses, strict=True)]
+
+
+def _train_together(jobs: list[SimulatedJob], first: Trial) -> list[Course]:
+    """The course of each job: along a trace where that is enough, or else message by message."""
+    workload, gradients = first.problem(), first.gradients
+    looks: dict[str, Any] = {"look_every": first.look_every, "until_error": first.until_error}
+    if all(map(is_traced, jobs)):
+        try:
+            return TraceTraining(jobs, workload).run(gradients, **looks)
+        except NeedsMessages:
+            pass
+    return [TrainingSimulation(job, workload).run(gradients, **looks) for job in jobs]
+
+
+def _describe(trial: Trial, course: Course, cpu_s: float) -> TrialResult:
     rows = course.records
     applied = rows["staleness"][rows["dropped"] == 0]
     spent = trial.cluster.workers * course.seconds
@@ -228,9 +251,46 @@ def run_trial(trial: Trial) -> TrialResult:
         seconds=course.seconds,
         compute_share=course.compute_s / spent if spent else 0.0,
         wait_share=float(rows["wait_s"].sum()) / spent if spent else 0.0,
-        cpu_s=time.process_time() - began,
+        cpu_s=cpu_s,
         diverged_at=course.diverged_at,
     )
+
+
+_TOGETHER = 12
+"""The most runs of a group: more no longer share calls, and need more memory."""
+_TOGETHER_BYTES = 1 << 28  # of the weights that all their workers hold, if no two are the same
+
+
+def group_trials(trials: Sequence[Trial], most: int = _TOGETHER) -> list[list[int]]:
+    """The numbers of the trials that `run_together` trains, in groups of at most `most`.
+
+    Trials of a group differ in seed, rate, rule and the times of their cluster.
+    """
+    groups: list[list[int]] = []
+    by_key: dict[bytes, list[int]] = {}
+    for number, trial in enumerate(trials):
+        job, problem = trial.job(), trial.problem()
+        if not (isinstance(problem, BatchedWorkload) and keeps_step(job)):
+            groups.append([number])
+            continue
+        half = structs.replace(job.half, rule=None, scale=1.0)
+        alike = structs.replace(
+            trial,
+            strategy=repr(half),
+            rule="sgd",
+            rate=1.0,
+            seed=0,
+            staleness=job.real_bound,
+            cluster=ClusterModel(workers=trial.cluster.workers),
+        )
+        key = msgspec.json.encode(alike)
+        held = 4 * problem.table.size * (trial.cluster.workers + 4)
+        fits = max(1, min(most, _TOGETHER_BYTES // held))
+        if len(by_key.get(key, range(fits))) >= fits:
+            by_key[key] = []
+            groups.append(by_key[key])
+        by_key[key].append(number)
+    return groups
 
 
 def with_seed(trial: Trial, seed: int) -> Trial:
@@ -256,12 +316,30 @@ def _train(settings: bytes) -> Floats:
 
 
 def run_trials(trials: Sequence[Trial], jobs: int = 1) -> Iterator[TrialResult]:
-    """The results in the order of the trials, computed in this number of processes."""
-    if jobs <= 1 or len(trials) <= 1:
-        yield from map(run_trial, trials)
+    """The results in the order of the trials, computed in this number of processes.
+
+    Trials that can be are trained together.
+    """
+    groups = group_trials(trials, min(_TOGETHER, -(-len(trials) // max(1, jobs))))
+    together = [[trials[number] for number in group] for group in groups]
+    if jobs <= 1 or len(groups) <= 1:
+        yield from _in_order(groups, map(run_together, together))
         return
-    with multiprocessing.get_context("spawn").Pool(min(jobs, len(trials))) as pool:
-        yield from pool.imap(run_trial, trials)
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(groups))) as pool:
+        yield from _in_order(groups, pool.imap(run_together, together))
+
+
+def _in_order(
+    groups: Sequence[Sequence[int]], results: Iterator[list[TrialResult]]
+) -> Iterator[TrialResult]:
+    """The results of groups in the order of the trials, each as early as it is known."""
+    known: dict[int, TrialResult] = {}
+    following = 0
+    for group, found in zip(groups, results, strict=True):
+        known |= zip(group, found, strict=True)
+        while following in known:
+            yield known.pop(following)
+            following += 1
 
 
 def trial_strategy(text: str) -> Strategy:

@@ -21,6 +21,7 @@ from deploy.experiments.report import write_report
 from deploy.experiments.runner import Folder, run_sweep
 from deploy.experiments.sweeps import read_sweep
 from deploy.experiments.timing_simulation import TimingSimulation
+from deploy.experiments.trace_training import TraceTraining
 from deploy.experiments.training_simulation import TrainingSimulation
 from deploy.experiments.trials import Trial, run_trial
 from deploy.experiments.workloads import workload_of
@@ -48,20 +49,26 @@ def updates_a_second(workers: int, updates: int) -> float:
     return updates / (time.process_time() - began)
 
 
-def gradient_share(name: str, batch: int, gradients: int) -> float:
-    """The bare loop of gradients over the simulator's time for as many."""
+def gradient_share(name: str, batch: int, gradients: int, traces: int = 0) -> float:
+    """The bare loop of gradients over the simulator's time for as many; or over that of runs along
+    this number of traces."""
     trial = Trial(rate=0.01, cluster=ClusterModel(workers=8))
+    jobs = [structs.replace(trial, seed=seed).job() for seed in range(traces)]
     workload = workload_of(name, batch)
     weights, batches, out = workload.start(0), workload.batches(0, 0), workload.table.empty()
     took = []
     for _ in range(3):
         simulation = TrainingSimulation(trial.job(), workload)
+        traced = TraceTraining(jobs, workload) if jobs else None
         began = time.process_time()
         for _ in range(gradients):
             workload.gradient(weights, next(batches), out)
         between = time.process_time()
-        simulation.advance(gradients)
-        took.append((between - began) / (time.process_time() - between))
+        if traced is None:
+            simulation.advance(gradients)
+        else:
+            traced.advance(gradients)
+        took.append((between - began) * max(1, traces) / (time.process_time() - between))
     return float(np.median(took))
 
 
@@ -94,6 +101,7 @@ def main() -> None:
         many = given.updates / updates_a_second(1000, given.updates)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         shares = {one: gradient_share(*one) for one in GRADIENTS}
+        traced = {count: gradient_share(*GRADIENTS[0], traces=count) for count in (1, 12)}
         overhead, report = sweep_figures(Path(folder))
     goals(
         [
@@ -103,6 +111,10 @@ def main() -> None:
             *(
                 Goal(f"share of bare gradients, {name}, batch {batch}", 100 * share, 80, "%", True)
                 for (name, batch, _), share in shares.items()
+            ),
+            *(
+                Goal(f"the same along {count} traces, mlp, batch 4", 100 * share, 80, "%", True)
+                for count, share in traced.items()
             ),
             Goal("runner's overhead a trial", overhead, 0.3, "s"),
             Goal("report over 500 trials", report, 20, "s"),
