@@ -27,7 +27,7 @@ def run_decoupled_shapes(shapes: str = "14 15 16 17 18") -> Commands:
     out = "runs/experiments/shapes-ci"
     for shape in shapes.split():
         yield downpour("exp", "shape", shape, "--jobs", _CORES, "--out", out)
-    yield module("tests.bench.fragment_pictures", "--only", *shapes.split(), out=out)
+    yield module("tests.bench.shape_pictures", "--only", *shapes.split(), out=out)
 
 
 @register(EXPERIMENTS, "controls", duration="hours")

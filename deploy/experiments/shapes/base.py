@@ -131,9 +131,11 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
             f"  {len(self.trials)} trials, {self.tuned} more to choose rates, {self.cpu_s:.0f} s"
         )
         reproduced = sum(check.verdict is ShapeVerdict.REPRODUCED for check in self.checks)
+        claims = [check for check in self.checks if check.origin is Origin.SOURCE]
+        first = (claims or self.checks)[0]
         out.append(
             f"shape {self.name}: {self.verdict}: {reproduced} of {len(self.checks)} checks;"
-            f" published: {self.checks[0].published}; measured: {self.checks[0].measured}"
+            f" published: {first.published}; measured: {first.measured}"
         )
         return out
 

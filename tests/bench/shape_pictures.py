@@ -1,9 +1,9 @@
-"""The pictures of shapes 14 to 18, from the outcomes in a folder.
+"""The pictures of shapes 10 and 14 to 18, from the outcomes in a folder.
 
-    python -m tests.bench.fragment_pictures [--out runs/experiments/shapes-ci] [--only 15 17]
+    python -m tests.bench.shape_pictures [--out runs/experiments/shapes-ci] [--only 15 17]
 
-Writes docs/images/shape-N.png. Shapes 14 and 17 have no trials that are kept: they are measured
-again, which gives the same figures.
+Writes docs/images/shape-N.png, of the newest registration. Shapes 14 and 17 have no trials that are
+kept: they are measured again, which gives the same figures.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from PIL import Image
 
 from deploy.experiments.shapes import averages, failures
 from deploy.experiments.shapes.base import ShapeOutcome, load_outcomes
-from deploy.experiments.statistics import mean_interval
+from deploy.experiments.statistics import mean_interval, median_interval
 from deploy.experiments.trials import TrialResult
 from shards.aggregation import Average
 
@@ -28,6 +28,23 @@ from matplotlib import pyplot as plt
 _IMAGES = Path(__file__).parents[2] / "docs" / "images"
 _BLUE, _RED, _GREY = "#2a6fbb", "#c2410c", "#7b8794"
 _HOUR_S = 3600.0
+
+
+def draw_crossing(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
+    """Draw the error over virtual time, asynchronously and in rounds: medians with intervals."""
+    (axis,) = axes
+    for (text, results), colour in zip(_by_strategy(outcome).items(), (_RED, _BLUE), strict=True):
+        last = min(result.curve[-1].seconds for result in results)
+        grid = np.geomspace(100, last, 50)
+        errors = np.array([[result.error_at(at) for at in grid] for result in results])
+        spans = [median_interval(list(at)) for at in errors.T]
+        name = "in rounds" if text == "bsp" else "asynchronously"
+        axis.plot(grid, [span.mean for span in spans], color=colour, label=name)
+        lows, highs = [span.low for span in spans], [span.high for span in spans]
+        axis.fill_between(grid, lows, highs, color=colour, alpha=0.2, lw=0)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set(xlabel="virtual seconds", ylabel="error, % of the first loss")
 
 
 def draw_lengths(axes: Sequence[Any], _: ShapeOutcome | None) -> None:
@@ -137,6 +154,7 @@ def _dots(axis: Any, at: float, values: Any) -> None:
 
 Draw = Callable[[Sequence[Any], ShapeOutcome | None], None]
 PICTURES: dict[int, tuple[Draw, int]] = {
+    10: (draw_crossing, 1),
     14: (draw_lengths, 1),
     15: (draw_costs, 1),
     16: (draw_times, 1),
@@ -158,6 +176,8 @@ def draw(number: int, outcome: ShapeOutcome | None, path: Path) -> None:
         axis.tick_params(labelsize=8)
         axis.xaxis.label.set_size(8)
         axis.yaxis.label.set_size(8)
+    if outcome is not None and panels == 1:
+        axes[0][0].set_title(f"shape {outcome.name}: {outcome.verdict}", fontsize=9)
     if axes[0][0].get_legend_handles_labels()[0]:
         axes[0][0].legend(frameon=False, fontsize=8)
     figure.tight_layout()
