@@ -15,7 +15,16 @@ PACKAGES = ("cupy_kernels", "shards", "ps", "worker", "deploy")
 HEAVY = ("cupy", "numba", "pyarrow", "pyspark", "ray")
 SPARK = {
     f"worker/spark/{name}.py"
-    for name in ("__init__", "failures", "frames", "preflight", "session", "streams", "tasks")
+    for name in (
+        "__init__",
+        "executors",
+        "failures",
+        "frames",
+        "preflight",
+        "session",
+        "streams",
+        "tasks",
+    )
 }
 SPARK_ML = {
     f"worker/ml/{name}.py" for name in ("columns", "estimators", "models", "params", "saved")

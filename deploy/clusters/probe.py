@@ -20,8 +20,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ps.transport.addresses import REACH_S
+from ps.transport.addresses import REACH_S, check_reachable
 from shards.errors import BadInput
+from worker.spark import settings as spark_settings
 
 Address = tuple[str, int]
 
@@ -71,6 +72,20 @@ def check_spark(name: str, addresses: Sequence[Address], timeout_s: float = REAC
         )
     if error is not None:
         raise error
+
+
+def check_spark_url(url: str) -> list[Address]:
+    """The servers of the Spark at `url`, none for an embedded one; raises BadInput unless they
+    answer like what it names."""
+    if spark_settings.parse_local_master(url, 1):
+        return []
+    servers = spark_settings.addresses(url, os.environ)
+    name = spark_settings.name_servers(url, servers)
+    if servers:
+        check_reachable(name, servers)
+    if url.startswith("spark://"):
+        check_spark(name, servers)
+    return servers
 
 
 def _ask(name: str, address: Address, request: bytes, timeout_s: float) -> bytes:

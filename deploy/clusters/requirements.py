@@ -64,13 +64,24 @@ def find_distributions(extras: Iterable[str]) -> tuple[dict[str, Distribution], 
         try:
             present = distribution(name)
         except PackageNotFoundError:
-            missing.append(f"{_without_marker(requirement)}, not installed")
+            present = None
+        fault = compare_version(requirement, None if present is None else present.version)
+        if fault is not None:
+            missing.append(f"{_without_marker(requirement)}, {fault}")
+        if present is None:
             continue
-        if not requirement.specifier.contains(present.version, prereleases=True):
-            missing.append(f"{_without_marker(requirement)}, installed is {present.version}")
         installed[name] = present
         ahead += _active(present, {"", *requirement.extras})
     return dict(sorted(installed.items())), sorted(missing)
+
+
+def compare_version(requirement: Requirement, version: str | None) -> str | None:
+    """Why an installed version, None for none, does not meet a requirement; None if it does."""
+    if version is None:
+        return "not installed"
+    if not requirement.specifier.contains(version, prereleases=True):
+        return f"installed is {version}"
+    return None
 
 
 def missing_on_executor() -> list[str]:

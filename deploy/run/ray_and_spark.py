@@ -10,14 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from deploy.clusters.java import spark_environment
-from deploy.clusters.probe import check_spark
+from deploy.clusters.probe import check_spark_url
 from deploy.run.disk_space import check_room
 from deploy.run.folder import CAFFEMODEL, WEIGHTS
 from deploy.run.prepare import Inputs
 from deploy.run.progress import Progress
 from deploy.run.settings import TrainSettings
 from ps.launch.launcher import Placement
-from ps.transport.addresses import check_listen, check_reachable
+from ps.transport.addresses import check_listen
 from shards.errors import BadInput
 from worker import spark
 from worker.spark import settings as spark_settings
@@ -60,15 +60,8 @@ def _check_addresses(settings: TrainSettings) -> None:
         from deploy.clusters.ray_cluster import check_address
 
         check_address(settings.ray)
-    url = settings.spark
-    if url is None or spark_settings.parse_local_master(url, 1):
-        return
-    servers = spark_settings.addresses(url, os.environ)
-    name = spark_settings.name_servers(url, servers)
-    if servers:
-        check_reachable(name, servers)
-    if url.startswith("spark://"):
-        check_spark(name, servers)
+    if settings.spark is not None:
+        check_spark_url(settings.spark)
 
 
 def _of_option(name: str, check: Callable[[], None]) -> None:

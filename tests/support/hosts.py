@@ -5,7 +5,8 @@
 
 Each has its own network, host name, mounts and /dev/shm, and the address 10.88.0.N. None has a
 default route, and no name resolves, unless a test adds that. Everything ends with the context.
-Processes of such a host still see this machine's files and processes.
+Processes of such a host still see this machine's files and processes, and import what the test
+does: the Java options of a test name a daemon for Spark's Python workers that is on that path.
 """
 
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.eventually import eventually
+from tests.support.quick_start import import_path
 
 ROOT = Path(__file__).parents[2]
 NETWORK = "10.88.0"
@@ -48,13 +50,20 @@ class Host:
         return [*entered, f"--wd={ROOT}", "--", *words]
 
     def run(
-        self, *words: str, environ: Mapping[str, str] | None = None, **options: Any
+        self,
+        *words: str,
+        environ: Mapping[str, str] | None = None,
+        line: str = "",
+        **options: Any,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on this host until it ends, and return what it printed."""
+        """Run a command on this host until it ends, and return what it printed.
+
+        `line` is its standard input.
+        """
         return subprocess.run(
             self.command(*words),
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | dict(environ or {}),
-            stdin=subprocess.DEVNULL,
+            env=os.environ | import_path(ROOT) | dict(environ or {}),
+            input=line,
             capture_output=True,
             text=True,
             check=False,
@@ -66,13 +75,17 @@ class Host:
         return self.run(sys.executable, "-c", script, **options)
 
     def start(
-        self, *words: str, environ: Mapping[str, str] | None = None, **options: Any
+        self,
+        *words: str,
+        environ: Mapping[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
+        **options: Any,
     ) -> subprocess.Popen[bytes]:
         """Start a command on this host."""
         return subprocess.Popen(
             self.command(*words),
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | dict(environ or {}),
-            stdin=subprocess.DEVNULL,
+            env=os.environ | import_path(ROOT) | dict(environ or {}),
+            stdin=stdin,
             **options,
         )
 

@@ -1,9 +1,9 @@
 """The interface to Spark: this package alone imports PySpark, when one of its names is first used.
 
-`session` starts sessions, `tasks` runs Python over partitions, `partitions` counts their rows and
-inspects their Python, `frames` makes and reads DataFrames, `streams` runs queries, `failures` puts
-Spark's reports in one line. `settings` and `worker_task` need no Spark: the latter is what a
-worker's task runs.
+`session` starts sessions, `executors` runs programs on their hosts, `tasks` runs Python over
+partitions, `preflight` counts their rows and inspects their Python, `frames` makes and reads
+DataFrames, `streams` runs queries, `failures` puts Spark's reports in one line. `settings` and
+`worker_task` need no Spark: the latter is what a worker's task runs.
 """
 
 from importlib import import_module
@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from worker.spark.executors import (
+        ExecutorOutput,
+        await_executors,
+        run_on_executors,
+    )
     from worker.spark.failures import reason, task_reason
     from worker.spark.frames import (
         active_session,
@@ -54,9 +59,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DataFrame",
+    "ExecutorOutput",
     "PartitionRows",
     "SparkSession",
     "active_session",
+    "await_executors",
     "await_query",
     "await_stop",
     "check_guarded",
@@ -78,6 +85,7 @@ __all__ = [
     "read_table",
     "reason",
     "repartition_rows",
+    "run_on_executors",
     "run_tasks",
     "runs_here",
     "runs_queries",
@@ -96,6 +104,11 @@ __all__ = [
 
 _HOMES = {
     "pyspark.sql": ("DataFrame", "SparkSession"),
+    "worker.spark.executors": (
+        "ExecutorOutput",
+        "await_executors",
+        "run_on_executors",
+    ),
     "worker.spark.failures": ("reason", "task_reason"),
     "worker.spark.frames": (
         "check_running",
