@@ -1,6 +1,7 @@
 """The options of a command that reaches the training service: URL, token, certificates to trust."""
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -19,13 +20,17 @@ if TYPE_CHECKING:
     from deploy.service.client import ServiceClient
 
 DEFAULT_PORT = 8600
+TOKEN_VARIABLE = "DOWNPOUR_TOKEN"
 
 
 class ServiceAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a command that speaks to a service. `token` wins over `token_file`."""
+    """The options of a command that speaks to a service.
+
+    The variable DOWNPOUR_TOKEN wins over `token_file`. There is no option for a token itself:
+    other users of a machine see the arguments of a command.
+    """
 
     server: str
-    token: str | None
     token_file: Path | None
     ca_file: Path | None
 
@@ -34,12 +39,14 @@ class ServiceAddress(msgspec.Struct, frozen=True, kw_only=True):
         """The client; raises BadInput for a file that is missing or that others can read."""
         with require_service():
             from deploy.service.client import ServiceClient
-        with ServiceClient(self.server, token=self._secret(), ca_file=self.ca_file) as client:
+        with ServiceClient(self.server, token=self.read_token(), ca_file=self.ca_file) as client:
             yield client
 
-    def _secret(self) -> str | None:
-        if self.token is not None or self.token_file is None:
-            return self.token
+    def read_token(self) -> str | None:
+        """The token of the variable or of the file, None without both; raises BadInput."""
+        token = os.environ.get(TOKEN_VARIABLE)
+        if token or self.token_file is None:
+            return token
         check_private(self.token_file, "--token-file")
         text = self.token_file.read_text().strip()
         if not text:
@@ -68,10 +75,9 @@ def _parameter(name: str, kind: Any, default: Any, text: str) -> inspect.Paramet
 CONNECTION = (
     _parameter("server", str, f"http://127.0.0.1:{DEFAULT_PORT}", "The URL of the service."),
     _parameter(
-        "token", str | None, None,
-        "A token; in the variable DOWNPOUR_TOKEN no other user of this machine sees it.",
+        "token_file", Path | None, None,
+        f"A file of mode 600 with the token; the variable {TOKEN_VARIABLE} may hold it, too.",
     ),
-    _parameter("token_file", Path | None, None, "A file of mode 600 with the token."),
     _parameter(
         "ca_file", Path | None, None, "Certificates to trust, in PEM, in place of the system's."
     ),

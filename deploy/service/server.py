@@ -23,6 +23,7 @@ from deploy.service.long_answers import STALLED_S
 from shards.errors import BadInput
 
 HOME_VARIABLE = "DOWNPOUR_HOME"
+_TICKS = 100  # of a tenth of a second, between two looks at the files of TLS
 
 
 def home() -> Path:
@@ -102,7 +103,7 @@ def serve(
         )
         scheme = "https" if listen.certificate is not None else "http"
         announce(f"serving {scheme}://{host}:{port} from {options.home}")
-        _Server(config, service).run([listener])
+        _Server(config, service, listen).run([listener])
 
 
 def reindex(folder: Path) -> int:
@@ -142,10 +143,47 @@ def restore(folder: Path, source: Path) -> None:
         database.remember(folder, location)
 
 
+class CertificateReload:
+    """Reads the files of TLS again after they have changed, as when a certificate is renewed.
+
+    Open connections keep the certificate that they have begun with.
+    """
+
+    def __init__(self, listen: Listen) -> None:
+        self._listen = listen
+        self._read = self._times()
+
+    def reload(self, context: ssl.SSLContext) -> None:
+        """Give `context` the files if they have changed and belong together; else keep the old."""
+        times = self._times()
+        if times is None or times == self._read:
+            return
+        try:
+            self._listen.check()  # a pair that does not match would spoil the context
+            context.load_cert_chain(str(self._listen.certificate), self._listen.key, password="")
+        except (BadInput, OSError):
+            return  # half of the pair is still the old one: the next call tries again
+        self._read = times
+
+    def _times(self) -> tuple[int, int] | None:
+        certificate, key = self._listen.certificate, self._listen.key
+        if certificate is None or key is None:
+            return None
+        try:
+            return certificate.stat().st_mtime_ns, key.stat().st_mtime_ns
+        except OSError:
+            return None
+
+
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, listen: Listen) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._certificate = service, CertificateReload(listen)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS == 0 and self.config.ssl is not None:
+            self._certificate.reload(self.config.ssl)
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._service.feed.close()  # otherwise the server waits for its open streams

@@ -1,14 +1,17 @@
 """`worker.train`: a DataFrame and a solver in, weights out; and what it refuses at once."""
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 
+import ps
 import worker
 from shards.errors import BadInput
 from tests.support import tiny_job
@@ -275,3 +278,26 @@ def test_ctrl_c_in_train(on_interrupt: str, monkeypatch: pytest.MonkeyPatch, sol
     with pytest.raises(KeyboardInterrupt, match=r"after 12 steps.* resume from snapshots/6$") as it:
         worker.train(df, **options)
     assert it.value.result.outcome is outcome  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_local", "spark")
+def test_no_argument_holds_a_secret() -> None:
+    """Other users see the arguments of Ray's, Spark's and the shards' processes: no secret is among
+    those of a guarded job, although each of them is protected by one."""
+    weights = {"w": np.zeros(3, np.float32)}
+    with (
+        ps.start(weights, on="ray", secure=True) as actors,
+        ps.start(weights, on="processes", secure=True) as processes,
+    ):
+        secrets = [os.environ["RAY_AUTH_TOKEN"]]
+        for job in (actors, processes):
+            access = job.cluster.access
+            assert access is not None
+            secrets += [access.token, str(access.operator)]
+        arguments = [child.cmdline() for child in psutil.Process().children(recursive=True)]
+    lines = "\n".join(" ".join(words) for words in arguments)
+    for process in ("gcs_server", "SparkSubmit", "ps.launch.child_main"):
+        assert process in lines
+    assert all(len(secret) >= 32 for secret in secrets)
+    assert [secret for secret in secrets if secret in lines] == []
