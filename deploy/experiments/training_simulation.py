@@ -353,6 +353,7 @@ class SimulatedTrainee:
             for event in events:
                 if isinstance(event, Pulled) and event.request == self._asked:
                     self._asked = None
+                    self._fragments.begin(now)
                     self._waited_s += event.waited_s
                     pulled = self._keep_pull(event)
                     if self._cache is not None:
@@ -508,6 +509,10 @@ class RequestedFragments:
         self._arrived: dict[int, machine.FragmentTaken] = {}  # by request
         self._awaited: int | None = None  # the clock of the table that the machine waits for
         self._reported_at, self._step_s = 0.0, 1.0
+
+    def begin(self, now: float) -> None:
+        """Note that the first weights have come, so that steps begin."""
+        self._reported_at = now
 
     def note_report(self, steps: int, now: float) -> None:
         """Measure the length of the steps since the last report."""

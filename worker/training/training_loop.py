@@ -179,6 +179,7 @@ class ClientDriver:
 
     def _pull(self, want: machine.PullWeights) -> machine.WeightsPulled:
         pulled = self.client.pull(want.clock)
+        self._reported_at = time.monotonic()  # to join and to wait takes no steps
         for clock in want.prefetch:
             self.client.prefetch(clock)
         return machine.WeightsPulled(pulled.weights, pulled.versions, self.client.best_prefetch)

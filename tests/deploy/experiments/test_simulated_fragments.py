@@ -14,11 +14,11 @@ from deploy.experiments.fragment_cut import FragmentCut
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.problem import Batch, Measurement
 from deploy.experiments.timing_simulation import TimingSimulation
-from deploy.experiments.training_simulation import TrainingSimulation
+from deploy.experiments.training_simulation import TrainingSimulation, route_of
 from deploy.experiments.trials import Trial, run_trial
 from deploy.experiments.workloads import workload_of
 from shards.errors import BadInput
-from shards.messages import Weights
+from shards.messages import Ack, Weights
 from shards.tables import KeyRange, segments
 from tests.support import strategy_oracles as oracles
 from tests.support.pure_cluster import RATE, TABLE, bowl, start
@@ -170,6 +170,33 @@ def test_nobody_waits_for_a_dead_worker_longer_than_its_lease() -> None:
     assert seconds["streaming_diloco", False] == pytest.approx(alive, abs=2)
     assert seconds["decoupled_diloco", True] == pytest.approx(50 + 450 / 2, abs=10)
     assert seconds["streaming_diloco", True] == pytest.approx(50 + 40 + 450 / 2, abs=12)
+
+
+class Joined(TrainingSimulation):
+    """A simulation that keeps whether each report of worker 1's second life was dropped."""
+
+    def __init__(self, job: SimulatedJob) -> None:
+        self.dropped: list[bool] = []
+        super().__init__(job, Bowl())
+
+    def answer(self, shard: int, outs: Any) -> None:
+        mine = [out.message for out in outs if out.to == route_of(1, 1)]
+        self.dropped += [message.dropped for message in mine if isinstance(message, Ack)]
+        super().answer(shard, outs)
+
+
+def test_a_joiner_contributes_within_two_exchanges() -> None:
+    """At whatever time of the others' period it begins: its first report says by how much it is
+    late, and its second one on the same fragment is merged."""
+    exchanges = []
+    for back_s in range(13, 19):
+        kill = (WorkerKill(at_s=40.5, worker=1, back_s=back_s),)
+        cluster = {"workers": 4, "stragglers": {}, "kill": kill, "lease_s": 5.0}
+        text = "decoupled_diloco:h=6,k=2"
+        simulation = Joined(job(text, 2, link="rtt=100ms,rate=1Gbit", **cluster))
+        simulation.run(300)
+        exchanges.append(simulation.dropped.index(False) // 2 + 1)  # of two fragments in turn
+    assert set(exchanges) == {1, 2}
 
 
 # --- the cut --------------------------------------------------------------------------------------

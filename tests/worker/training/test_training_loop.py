@@ -6,7 +6,8 @@ the weights at every step can be written down beforehand.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ from shards.schedules import Fixed, Schedule, Step
 from shards.tables import KeyRange, segments
 from worker.strategies import BSP, Downpour, Strategy
 from worker.strategies.base import rate_multipliers
+from worker.training import training_loop
 from worker.training.model import Batch
+from worker.training.step_machine import FragmentTaken, PullWeights, PushReport, TakeFragment
 from worker.training.training_loop import Plan, WorkerReport, train_worker
 
 Floats = NDArray[np.float32]
@@ -377,6 +380,36 @@ def test_what_would_wait_for_ever_is_refused() -> None:
             with pytest.raises(BadInput, match=r"staleness bound.*got 0|bsp: expected"):
                 live(cluster, model, batches(1), plan(1, strategy, prefetch=prefetch))
     assert model.seen == []
+
+
+def test_to_join_takes_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late report is late by steps of the length that they have since the first weights came."""
+    clock = {"now": 0.0}
+    monkeypatch.setattr("worker.training.training_loop.time.monotonic", lambda: clock["now"])
+
+    class FakeClient:
+        seq, best_prefetch, late_s = 0, 1, 0.0
+        times = SimpleNamespace(compute_s=0.0, data_s=0.0)
+        weights, versions = TABLE.empty(), (1,)
+
+        def pull(self, _: int) -> "FakeClient":
+            clock["now"] += 50.0
+            return self
+
+        def take(self, *_: object, wait: bool) -> "FakeClient":
+            return self
+
+        def push(self, *_: object, **__: object) -> None:
+            self.late_s = 7.5
+
+    steps = SimpleNamespace(plan=None, compute_s=0.0, data_s=0.0)
+    driver = training_loop.ClientDriver(cast(Any, FakeClient()), cast(Any, steps))
+    driver.carry_out(PullWeights(0))
+    clock["now"] += 6.0
+    driver.carry_out(PushReport({}, (1,), 3, 3, 0.0, 3, 3, 1))
+    taken = driver.carry_out(TakeFragment("a", 1, wait=True))
+    assert isinstance(taken, FragmentTaken)
+    assert taken.late == 4  # of 2 s
 
 
 def test_rate_multipliers_cover_the_tensors() -> None:
