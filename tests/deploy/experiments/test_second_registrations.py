@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deploy.experiments.cluster import StepTimes
-from deploy.experiments.shapes import second_asynchrony, second_waiting, second_windows
+from deploy.experiments.shapes import averages, second_asynchrony, second_waiting, second_windows
 from deploy.experiments.shapes.base import (
     Bench,
     Judge,
@@ -19,7 +19,8 @@ from deploy.experiments.shapes.base import (
 from deploy.experiments.statistics import Interval, equivalent
 from deploy.experiments.training_simulation import CurvePoint
 from deploy.experiments.trials import Trial, TrialResult
-from deploy.experiments.tuning import Tuned
+from deploy.experiments.tuning import TUNING_SEEDS, Tuned
+from shards.aggregation import Average
 
 
 def quiet(_: str) -> None:
@@ -123,6 +124,34 @@ def test_a_failed_premise_ends_the_shape(judge: Judge) -> None:
     bench = Untrained(Preset.CI, note=quiet)
     assert {check.origin for check in judge(bench, False)} == {Origin.PREMISE}
     assert not bench.results
+
+
+@pytest.mark.parametrize(
+    ("cosine", "control", "judged"), [(0.11, 0, 0), (0.11, 1, 1), (0.02, 0, 1)]
+)
+def test_radial_averaging_is_judged_on_nearly_orthogonal_reports(
+    cosine: float, control: int, judged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shape 14: the tuning seeds say whether they are; others are reported, of this registration
+    alone. A control is judged in any case."""
+    probed, reported = list[int](), list[int]()
+
+    def measure_cosine(seed: int) -> float:
+        probed.append(seed)
+        return cosine
+
+    def measure_lengths(seed: int) -> dict[tuple[Average, int], float]:
+        reported.append(seed)
+        return {(average, count): 1.0 for average in Average for count in averages.LEARNERS}
+
+    monkeypatch.setattr(averages, "measure_cosine", measure_cosine)
+    monkeypatch.setattr(averages, "measure_lengths", measure_lengths)
+    checks = averages.judge_orthogonal(Bench(Preset.CI, note=quiet), bool(control))
+    assert [check.origin for check in checks] == [Origin.PREMISE] + 2 * judged * [Origin.SOURCE]
+    assert probed == list(TUNING_SEEDS)
+    assert reported == list(averages.SECOND_SEEDS)[: 6 * judged]
+    first = range(averages.FIRST_SEED, averages.FIRST_SEED + 2 * averages.SEEDS)
+    assert not set(averages.SECOND_SEEDS) & {*TUNING_SEEDS, *first}
 
 
 def test_a_control_has_no_premise() -> None:

@@ -213,6 +213,8 @@ def test_a_merge_of_trained_learners_is_measured(monkeypatch: pytest.MonkeyPatch
     lengths = averages.measure_lengths(1)
     assert lengths[Average.RADIAL, 16] == pytest.approx(1, abs=0.02)
     assert lengths[Average.MEAN, 16] < lengths[Average.MEAN, 2] < 0.97
+    cosine = averages.measure_cosine(1)
+    assert lengths[Average.MEAN, 16] ** 2 == pytest.approx(1 / 16 + 15 / 16 * cosine)
 
 
 @pytest.mark.parametrize("control", [False, True])
