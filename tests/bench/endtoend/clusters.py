@@ -98,15 +98,18 @@ def _list_spark(python: Path, places: Sequence[Place]) -> Iterator[Part]:
 
 
 def _list_ray(python: Path, places: Sequence[Place], folder: Path) -> Iterator[Part]:
-    """A head, and a node of one CPU at each other place."""
+    """A head, on which no worker is put, and a node of one CPU at each other place."""
     ray = [str(python), "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
-    ray += [f"--object-store-memory={_OBJECT_STORE_BYTES}", "--num-cpus=1"]
+    ray += [f"--object-store-memory={_OBJECT_STORE_BYTES}"]
     # A folder of its own: others on this machine look for a running Ray in the usual one.
     files = [f"--temp-dir={folder / 'r'}", "--include-dashboard=false"]
-    head = ["--head", f"--port={_RAY_PORT}", *files]
+    head = ["--head", f"--port={_RAY_PORT}", "--num-cpus=0", *files]
+    node = [f"--address={places[0].address}:{_RAY_PORT}", "--num-cpus=1"]
+    # On busy cores a node may miss Ray's limit of 30 s for its start.
+    again = ["sh", "-c", _AGAIN, "sh"]
     for number, place in enumerate(places):
-        join = [f"--address={places[0].address}:{_RAY_PORT}"] if number else head
-        yield Part([*ray, *join, f"--node-ip-address={place.address}"], "Ray runtime started")
+        start = [*again, *ray, *(node if number else head)]
+        yield Part([*start, f"--node-ip-address={place.address}"], "Ray runtime started")
 
 
 def _list_torchrun(

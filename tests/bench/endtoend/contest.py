@@ -31,7 +31,7 @@ from tests.support.fresh_clone import ROOT
 PROGRAMS = Path(__file__).parent / "programs"
 ENVIRONMENTS = ROOT / ".venv-peers"
 _POLL_S = 0.1
-_START_S = 180.0
+_START_S = 600.0
 _LOOPBACK = "lo"
 _TURN_S = 0.05
 
@@ -100,7 +100,11 @@ CONTENDERS = {
     ),
     "Ray Train": Contender("ray_train.py", ("ray", "torch"), Kind.RAY, parts=_DDP),
     "torchft LocalSGD": Contender(
-        "torchft_local.py", ("torchft", "torch"), Kind.ROLES, environment="torchft_diloco"
+        "torchft_local.py",
+        ("torchft", "torch"),
+        Kind.ROLES,
+        environment="torchft",
+        parts=("torchft_group.py",),
     ),
     "TensorFlow PS": Contender(
         "tensorflow_ps.py",
@@ -126,8 +130,9 @@ CONTENDERS = {
 class Trial(NamedTuple):
     """One run: the options of `programs/task.py`, and what is done to it.
 
-    `data`: the file of `works.prepare`. `kill_every_s`: how often a worker is killed. `cold`: as on
-    a fresh machine, without bytecode and without numba's cache. `line`: that of each place.
+    `data`: the file of `works.prepare`. `kill_every_s`: how often a worker is killed; with
+    `kill_of_all`, only while all workers have taken a step since their last start. `cold`: as on a
+    fresh machine, without bytecode and without numba's cache. `line`: that of each place.
     """
 
     work: str = "lenet"
@@ -138,6 +143,7 @@ class Trial(NamedTuple):
     between: int = 12_800
     slow: float = 1.0
     kill_every_s: float | None = None
+    kill_of_all: bool = False
     cold: bool = False
     line: Line | None = None
     seed: int = 1
@@ -145,7 +151,7 @@ class Trial(NamedTuple):
     momentum: float = 0.0
 
     def options(self) -> list[str]:
-        of_the_contest = {"kill_every_s", "cold", "line"}
+        of_the_contest = {"kill_every_s", "kill_of_all", "cold", "line"}
         options = {name: v for name, v in self._asdict().items() if name not in of_the_contest}
         return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
@@ -224,7 +230,7 @@ class Run:
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self._token = token if places and contender.kind is Kind.RAY else {}
         self.killer = Killer(self.record, trial)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         self.began, self.lasted_s, self.link_bytes = 0.0, 0.0, 0
 
     def start(self) -> None:
@@ -236,22 +242,19 @@ class Run:
         parts = list_parts(
             contender.kind, contender.python, program, workers, self._places, self._folder
         )
-        starting: list[tuple[int, str]] = []
         for number, part in enumerate(parts):
             if part.ready is None and not self.began:
-                self._await(starting)
                 self.began, self._bytes_before = time.time(), self.count_bytes()
             place = place_of(number, contender.kind, self._places)
             self._spawn(part.command if place is None else place.wrap(part.command))
             if part.ready is not None:
-                starting.append((number, part.ready))
-                if number == 0:  # the others join this one
-                    self._await(starting)
+                # One at a time: busy daemons that start together miss limits of their own.
+                self._await(number, part.ready)
 
     def _spawn(self, command: list[str]) -> None:
         caches = self._folder / "caches" if self._trial.cold else None
-        with self._output(len(self._processes)).open("w") as file:
-            self._processes.append(
+        with self._output(len(self.processes)).open("w") as file:
+            self.processes.append(
                 subprocess.Popen(
                     [sys.executable, "-I", "-S", subreaper.__file__, *command],
                     cwd=self._folder,
@@ -265,15 +268,14 @@ class Run:
     def _output(self, number: int) -> Path:
         return self._folder / f"output.{number}"
 
-    def _await(self, starting: Sequence[tuple[int, str]]) -> None:
-        """Wait until each of these processes has printed its words."""
+    def _await(self, number: int, words: str) -> None:
+        """Wait until a process has printed its words."""
         until = time.time() + _START_S
-        for number, words in starting:
-            while words not in self._output(number).read_text(errors="replace"):
-                if time.time() > until or has_ended(self._processes[number]):
-                    kind = self._contender.kind.value
-                    raise ClusterError(f"{kind} did not start: {self.read_output(3)}")
-                time.sleep(_POLL_S)
+        while words not in self._output(number).read_text(errors="replace"):
+            if time.time() > until or has_ended(self.processes[number]):
+                kind = self._contender.kind.value
+                raise ClusterError(f"{kind} did not start: {self.read_output(3)}")
+            time.sleep(_POLL_S)
 
     def watch(self, limit_s: float) -> None:
         """Wait until the target is reached, the last process has ended, or time is over."""
@@ -281,7 +283,7 @@ class Run:
             while time.time() < self.began + limit_s and not reached(
                 self.record, self._trial.target
             ):
-                if has_ended(self._processes[-1]):
+                if has_ended(self.processes[-1]):
                     break
                 self.killer.act()
                 time.sleep(_POLL_S)
@@ -290,7 +292,7 @@ class Run:
 
     def end(self) -> float:
         """End all processes; returns their CPU seconds."""
-        return sum(end_program(process) for process in reversed(self._processes))
+        return sum(end_program(process) for process in reversed(self.processes))
 
     def count_bytes(self) -> int:
         """The bytes that the places have sent; without places, those of the loopback device."""
@@ -300,7 +302,7 @@ class Run:
 
     def read_output(self, lines: int) -> str:
         """The last lines of each process."""
-        texts = (self._output(n).read_text(errors="replace") for n in range(len(self._processes)))
+        texts = (self._output(n).read_text(errors="replace") for n in range(len(self.processes)))
         return "\n".join(line for text in texts for line in text.splitlines()[-lines:])
 
 
@@ -397,18 +399,20 @@ class Killer:
     def __init__(self, record: Path, trial: Trial) -> None:
         self.kills = 0
         self._record, self._every_s = record, trial.kill_every_s
+        self._least = trial.workers if trial.kill_of_all else 1
         self._dice, self._next = Random(trial.seed), 0.0
 
     def act(self) -> None:
         """Kill one, if it is time to."""
         if self._every_s is None:
             return
-        if not self._record.exists():
+        if not self._next or not self._record.exists():
             self._next = time.time() + self._every_s
         elif time.time() >= self._next:
-            self._next += self._every_s
             pids = [path.read_text() for path in self._record.parent.glob("record.*.pid")]
-            alive = sorted(int(pid) for pid in pids if Path(f"/proc/{pid}").exists())
-            if alive:
+            written = filter(None, pids)  # one may be empty at this moment
+            alive = sorted(int(pid) for pid in written if Path(f"/proc/{pid}").exists())
+            if len(alive) >= self._least:
+                self._next = time.time() + self._every_s
                 os.kill(self._dice.choice(alive), signal.SIGKILL)
                 self.kills += 1

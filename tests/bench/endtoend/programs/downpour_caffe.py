@@ -60,7 +60,8 @@ def main() -> None:
         "--until": f"accuracy>={task.target}",
     }
     if task.cluster:
-        options |= {"--spark": task.cluster, "--bind": "0.0.0.0"}
+        # Places share their files, and a Unix socket would lead past the line.
+        options |= {"--spark": task.cluster, "--bind": "0.0.0.0", "--transport": "tcp"}
     words = [str(word) for pair in options.items() for word in pair]
     downpour = Path(sys.executable).with_name("downpour")
     run = subprocess.Popen([downpour, "train", "--solver", solver, *words])

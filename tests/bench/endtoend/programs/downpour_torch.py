@@ -64,6 +64,8 @@ def main() -> None:
         ),
         shards_in="processes",
         bind="0.0.0.0" if task.cluster else "127.0.0.1",
+        # Places share their files, and a Unix socket would lead past the line.
+        transport="tcp" if task.cluster else "auto",
     )
 
 

@@ -1,5 +1,6 @@
 """Ray Train: DistributedDataParallel in Ray actors."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import ray
@@ -14,13 +15,13 @@ def train_here(config: dict[str, Task]) -> None:
     train(config["task"], Path(f"{config['task'].record}.snapshot"))
 
 
-def main() -> None:
-    task = read_task()
+def run_workers(train: Callable[[dict[str, Task]], None], task: Task) -> None:
+    """Run `train({"task": task})` in each worker, all of them again when one has died."""
     here = {} if task.cluster else {"num_cpus": task.workers + 1}
     environment = {"working_dir": str(Path(__file__).parent)}
     ray.init(address=task.cluster or None, runtime_env=environment, **here)
     TorchTrainer(
-        train_here,
+        train,
         train_loop_config={"task": task},
         scaling_config=ScalingConfig(num_workers=task.workers),
         run_config=RunConfig(
@@ -30,4 +31,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_workers(train_here, read_task())

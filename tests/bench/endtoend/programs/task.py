@@ -91,6 +91,13 @@ def write_line(task: Task, accuracy: float | None, at: float | None = None) -> N
         file.write(json.dumps(line) + "\n")
 
 
+def write_loss(task: Task, loss: float, tokens: int, at: float) -> None:
+    """Add a line to the record: the loss after this number of tokens, with its time."""
+    line = {"time": at, "accuracy": None, "loss": loss, "tokens": tokens}
+    with Path(task.record).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
 def note_process(task: Task, rank: int) -> None:
     """Write down the present process as that of a worker, for the benchmark, which may kill it."""
     Path(f"{task.record}.{rank}.pid").write_text(str(os.getpid()))

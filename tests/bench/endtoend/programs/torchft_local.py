@@ -3,29 +3,17 @@
 Workers take steps of their own, and average their weights with all that are alive.
 """
 
-import time
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore
 from torch.utils.data import DataLoader, DistributedSampler
-from torchft import Manager, ProcessGroupGloo
-from torchft.coordination import LighthouseServer
 from torchft.local_sgd import LocalSGD
 
 from tests.bench.endtoend.programs.task import Task, read_task
 from tests.bench.endtoend.programs.torch_nets import Record, Worker, make_net, read_training_set
+from tests.bench.endtoend.programs.torchft_group import make_manager, open_store, serve
 
 _SYNC_EVERY = 25
-_TIMEOUT = timedelta(seconds=30)
-
-
-def serve(task: Task) -> None:
-    """Be the lighthouse, which lists the living members, until this process is ended."""
-    port = task.hosts[0].rpartition(":")[2]
-    _lighthouse = LighthouseServer(bind=f"0.0.0.0:{port}", min_replicas=1, join_timeout_ms=10_000)
-    time.sleep(1e9)
 
 
 def train(task: Task) -> None:
@@ -41,23 +29,8 @@ def train(task: Task) -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
 
-    host = task.hosts[2 + task.member].rpartition(":")[0]
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    manager = Manager(
-        pg=ProcessGroupGloo(timeout=_TIMEOUT),
-        min_replica_size=1,
-        use_async_quorum=False,
-        load_state_dict=restore,
-        state_dict=save,
-        replica_id=f"worker{task.member}",
-        store_addr=host,
-        store_port=store.port,
-        rank=0,
-        world_size=1,
-        lighthouse_addr=f"http://{task.hosts[0]}",
-        timeout=_TIMEOUT,
-        quorum_timeout=_TIMEOUT,
-    )
+    store = open_store(task)
+    manager = make_manager(task, store, save, restore)
     rows = read_training_set(task)
     sampler = DistributedSampler(rows, task.workers, task.member, seed=task.seed)
     record, me = Record(task, task.workers * task.batch), Worker(task, task.member)
