@@ -38,6 +38,9 @@ _SECOND: dict[int, tuple[Judge, range]] = {
 }
 _COMMIT, _COMMITTED_AT = "aa14fd84", "2026-11-28T01:33:23+00:00"
 """The commit that registered them, and its time."""
+_ORTHOGONAL = Registration(
+    2, averages.judge_orthogonal, averages.SECOND_SEEDS, "67ce2c6b", "2026-11-28T15:43:09+00:00"
+)
 
 
 def _with_second(shape: Shape) -> Shape:
@@ -63,7 +66,7 @@ SHAPES: dict[int, Shape] = {
         asynchrony.TOO_HIGH_A_RATE,
         delays.SHAPE,
         asynchrony.ONE_UPDATE_LATE,
-        averages.SHAPE,
+        averages.SHAPE._replace(later=(_ORTHOGONAL,)),
         fragments.OVERLAP,
         fragments.QUORUM,
         failures.SHAPE,
