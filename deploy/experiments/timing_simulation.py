@@ -14,7 +14,8 @@ assumes (Dutta et al. 2018). Downpour's own workers finish it, and the push is d
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -64,16 +65,25 @@ class TimedWorker:
 
     `session_clock` is what its session counts, `clock` the one that counts at the gate; `base` is
     the version that the steps not pushed yet were computed from. `turn` numbers its plans: an
-    arrival of an earlier one is ignored.
+    arrival of an earlier one is ignored. `pulled` has its last versions, the newest first, and
+    `age` is the number of the one that its steps see; a cached copy was pulled when the slowest
+    clock was `copied_at`.
     """
 
     __slots__ = (
-        "acks", "base", "clock", "draw", "exchanging", "in_round", "link", "name", "number",
-        "pushed_at", "read", "session_clock", "step", "turn", "unpushed", "wait_s",
+        "acks", "age", "ages", "base", "clock", "copied_at", "draw", "exchanging", "in_round",
+        "link", "name", "number", "pulled", "pushed_at", "read", "session_clock", "step", "turn",
+        "unpushed", "wait_s",
     )  # fmt: skip
 
-    def __init__(self, number: int, draw: Iterator[float], link: Link | None) -> None:
-        self.number, self.name, self.draw, self.link = number, worker_name(number), draw, link
+    def __init__(self, number: int, job: SimulatedJob) -> None:
+        cluster, seed = job.cluster, job.seed
+        self.number, self.name = number, worker_name(number)
+        self.draw = cluster.step_times(seed, number)
+        self.link: Link | None = cluster.link_between(seed, number, 0)
+        self.ages = cluster.ages(seed, number)
+        self.pulled: deque[int] = deque(maxlen=cluster.delays + 1)
+        self.age = self.copied_at = 0
         self.step = self.unpushed = self.session_clock = self.clock = self.base = self.read = 0
         self.turn = self.acks = 0
         self.wait_s = 0.0
@@ -104,7 +114,8 @@ class TimingSimulation:
     """A job without gradients. `payload_bytes` is the size of a push and of weights.
 
     With `on_read` each step ends with a flight, and the function is called with the number of a
-    worker that the shard sends weights to. `next_flight` and `land` then take turns.
+    worker that the shard sends weights to, and how many pulls older are those that it reads.
+    `next_flight` and `land` then take turns.
     """
 
     def __init__(
@@ -113,13 +124,11 @@ class TimingSimulation:
         *,
         payload_bytes: int = 0,
         cancel: bool = False,
-        on_read: Callable[[int], None] | None = None,
+        on_read: Callable[[int, int], None] | None = None,
     ) -> None:
         cluster, strategy = job.cluster, job.strategy
         if cluster.shards > 1:
             raise BadInput("timing", expected="1 shard, as all would see the same order of updates")
-        if cluster.delays:
-            raise BadInput("timing", expected="a cluster without delays", got=cluster.delays)
         if not cluster.steady:
             raise BadInput("timing", expected="a cluster without joins and kills", got="some")
         if job.stale is not None:
@@ -129,8 +138,6 @@ class TimingSimulation:
         if strategy.fragmented:
             expected = "a strategy of whole models"
             raise BadInput("timing", expected=expected, got=strategy.name)
-        if isinstance(strategy, CachedSSP):
-            raise BadInput("timing", expected="a strategy without a cache", got=strategy.name)
         if cancel and (
             cluster.link or cluster.links or strategy.windowed or strategy.fetch_period > 1
         ):
@@ -139,6 +146,8 @@ class TimingSimulation:
         self.version = 0
         self._gate = Gate(job.real_bound)
         self._strategy = strategy
+        self._delays = cluster.delays
+        self._cache_bound = job.bound if isinstance(strategy, CachedSSP) else None
         merge = strategy.server(cluster.workers).merge
         self._size = merge.size if isinstance(merge, Buffer) else 1
         self._rounds = isinstance(merge, Round)
@@ -153,14 +162,7 @@ class TimingSimulation:
         self._rows: list[_Row] = []
         self._planned: list[Flight] = []
         self._order = 0
-        self._workers = [
-            TimedWorker(
-                number,
-                cluster.step_times(job.seed, number),
-                cluster.link_between(job.seed, number, 0),
-            )
-            for number in range(cluster.workers)
-        ]
+        self._workers = [TimedWorker(number, job) for number in range(cluster.workers)]
         self._by_name = {worker.name: worker for worker in self._workers}
         # The number of workers at each clock shows the slowest without a look at all of them.
         self._at = {0: cluster.workers}
@@ -265,19 +267,25 @@ class TimingSimulation:
                 return
             if pushes:
                 push = self._count_push(worker)
-            pulls = strategy.fetches(step + 1)
+            pulls = strategy.fetches(step + 1) and not self._reads_cache(worker)
             if pushes or pulls:
                 clock = self._pull_clock(worker) if pulls else _NONE
                 self._send(worker, at, push, clock, took_s)
             elif self._on_read:
                 self._end_step(worker, at, took_s)
-            if pulls:
+            if pulls or self._cache_bound is not None:
                 return
 
     def _count_push(self, worker: TimedWorker) -> int:
         worker.session_clock += self._ticks or worker.unpushed
         worker.unpushed = 0
         return worker.session_clock
+
+    def _reads_cache(self, worker: TimedWorker) -> bool:
+        """Return whether the worker's copy is new enough for its next step (cached_ssp.py)."""
+        if self._cache_bound is None:
+            return False
+        return worker.session_clock - self._cache_bound <= worker.copied_at
 
     def _pull_clock(self, worker: TimedWorker) -> int:
         """The clock of the last step that the weights will serve, as the step machine asks."""
@@ -291,27 +299,35 @@ class TimingSimulation:
     def land(self, flight: Flight) -> None:
         """Let the shard handle the messages of a flight."""
         worker = flight.worker
+        closed = False
         if flight.push >= 0:
+            if flight.pull < 0 and self._cache_bound is not None:
+                self._compute(worker, self.now)  # a cached copy needs no answer
             worker.acks += 1
             if self._rounds:
                 closed = self._join_round(worker, flight.push, flight.base)
             else:
                 self._apply(worker, flight.push, flight.base)
-                closed = False
+        if flight.pull >= 0 and not self._rounds:
+            self._pull(worker, flight.pull)  # its answer leaves with the acknowledgement
+        if flight.push >= 0:
             if self._gate.parked and (closed or self._slowest > self._released):
                 self._release()
             if closed and self._cancel:
                 self._cancel_late(worker)
-        if flight.pull >= 0:
-            passes = self._gate.passes(flight.pull, self._slowest)
-            if worker.in_round or not passes:
-                self._park(worker, flight.pull)
-            else:
-                self._read(worker, 0.0)
+        if flight.pull >= 0 and self._rounds:
+            self._pull(worker, flight.pull)
         if worker.acks and not worker.in_round and (flight.push >= 0 or flight.pull >= 0):
             if worker.link is not None:
                 worker.link.down(worker.acks * HEADER_BYTES, self.now)
             worker.acks = 0
+
+    def _pull(self, worker: TimedWorker, clock: int) -> None:
+        """Answer a pull, or park it."""
+        if worker.in_round or not self._gate.passes(clock, self._slowest):
+            self._park(worker, clock)
+        else:
+            self._read(worker, 0.0)
 
     def _park(self, worker: TimedWorker, clock: int) -> None:
         pull = Pull(0, "", worker.name, 0, 0, 0, clock, [])
@@ -329,10 +345,15 @@ class TimingSimulation:
 
     def _read(self, worker: TimedWorker, waited_s: float) -> None:
         """Send weights to a worker; it then pushes what it exchanges, and takes its next steps."""
-        worker.read = self.version
+        worker.read, worker.copied_at = self.version, self._slowest
+        if self._delays:
+            worker.pulled.appendleft(self.version)
+            kept = len(worker.pulled) - 1
+            worker.age = min(next(worker.ages), kept) if kept else 0
+            worker.read = worker.pulled[worker.age]
         worker.wait_s += waited_s
         if self._on_read:
-            self._on_read(worker.number)
+            self._on_read(worker.number, worker.age)
         at = self.now
         if worker.link is not None:
             at = worker.link.down(self._sent_bytes + worker.acks * HEADER_BYTES, at)

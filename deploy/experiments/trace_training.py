@@ -16,9 +16,9 @@ has a trace of its own, and at the n-th push of all of them the gradients are on
 nets. Each run is a table of one store, with its own rule and rate. A run that ends leaves the rest.
 
 What needs the messages themselves stays with the training simulator (`is_traced`): joins and kills,
-several shards, limits of staleness, warm starts, fragments, caches, delays. Over a link the refusal
-of a gradient that is not finite travels, and pushes that pass it are applied; `NeedsMessages` asks
-for that simulator, too.
+several shards, limits of staleness, warm starts, fragments. Over a link the refusal of a gradient
+that is not finite travels, and pushes that pass it are applied; `NeedsMessages` asks for that
+simulator, too.
 """
 
 import math
@@ -30,6 +30,7 @@ import numpy as np
 from msgspec import structs
 
 from cupy_kernels.backends import HOST
+from deploy.experiments.cached_ssp import CachedSSP
 from deploy.experiments.cluster import worker_name
 from deploy.experiments.jobs import ENDLESS, SimulatedJob
 from deploy.experiments.problem import BatchedWorkload, Workload
@@ -62,8 +63,8 @@ from worker.training import step_machine as machine
 from worker.training.fragment_machine import build_machine
 
 _TRACED = (
-    ADAG, ASP, BSP, DCASGD, EAMSGD, EASGD, SSP, Downpour, DynSGD, FedBuff, LocalSGD, Softsync,
-    SparkNet, StaleRate,
+    ADAG, ASP, BSP, CachedSSP, DCASGD, EAMSGD, EASGD, SSP, Downpour, DynSGD, FedBuff, LocalSGD,
+    Softsync, SparkNet, StaleRate,
 )  # fmt: skip
 _RECORDS = 1 << 16  # that a run keeps as tuples
 
@@ -79,7 +80,6 @@ def is_traced(job: SimulatedJob) -> bool:
         type(job.strategy) in _TRACED
         and not job.strategy.warm_up
         and cluster.shards == job.fragments == 1
-        and not cluster.delays
         and cluster.steady
         and job.stale is None
         and job.steps == ENDLESS
@@ -92,6 +92,7 @@ def keeps_step(job: SimulatedJob) -> bool:
     return (
         is_traced(job)
         and _pushes_gradients(job)
+        and not isinstance(job.strategy, CachedSSP)
         and not (cluster.link or cluster.links or cluster.partitions)
         and half.weigh == CONSTANT
         and (isinstance(half.merge, Each | Buffer) or half.merge == Round())
@@ -193,8 +194,11 @@ class TraceTraining:
         out = self._gradients[self._shard.in_round]
         if len(runs) == 1:
             (run,), number = runs, flights[0].worker.number
-            self.workload.gradient(run.held[number][run.part], next(run.batches[number]), out[0])
-            return {run.name: out[0]}
+            gradient = out[0]
+            self.workload.gradient(run.held[number][run.part], next(run.batches[number]), gradient)
+            if run.cached:
+                run.apply_own(number, gradient)
+            return {run.name: gradient}
         rows, batches = self._weights, []
         for row, (run, flight) in enumerate(zip(runs, flights, strict=True)):
             number = flight.worker.number
@@ -257,12 +261,23 @@ class TracedRun:
         workers = range(job.cluster.workers)
         self.batches = [workload.batches(job.seed, worker) for worker in workers]
         self.held: list[Floats] = [shard.weights()] * len(workers)
+        self.cached = isinstance(job.strategy, CachedSSP)
+        self._steps = [0] * len(workers)
+        self._schedules = [job.plan(worker).schedule for worker in workers]
+        self._scale = job.half.scale
         self.machines: list[TracedWorker] = []
-        on_read: Callable[[int], None] = partial(_hold, self.held, shard.weights)
+        pulls: list[deque[Floats]] = [deque(maxlen=job.cluster.delays + 1) for _ in workers]
+        on_read: Callable[[int, int], None] = partial(_hold, self.held, pulls, shard.weights)
         if not _pushes_gradients(job):
             self.machines = [TracedWorker(job, workload, worker) for worker in workers]
             on_read = partial(_give, self.machines, shard)
         self.timing = TimingSimulation(job, payload_bytes=4 * workload.table.size, on_read=on_read)
+
+    def apply_own(self, worker: int, gradient: Floats) -> None:
+        """Let a worker's copy move by its own update, as its cache does (cached_ssp.py)."""
+        rate = self._scale * self._schedules[worker].rate(self._steps[worker])
+        self.held[worker] = self.held[worker] - np.float32(rate) * gradient
+        self._steps[worker] += 1
 
     def look(self, version: int, loss: float, error: float) -> None:
         """Note a measurement at the present time."""
@@ -291,24 +306,37 @@ class TracedRun:
         )
 
 
-def _hold(held: list[Floats], weights: Callable[[], Floats], worker: int) -> None:
-    held[worker] = weights()
+def _hold(
+    held: list[Floats],
+    pulls: list[deque[Floats]],
+    weights: Callable[[], Floats],
+    worker: int,
+    age: int,
+) -> None:
+    pulls[worker].appendleft(weights())
+    held[worker] = pulls[worker][age]
 
 
-def _give(machines: list["TracedWorker"], shard: "TracedShard", worker: int) -> None:
-    machines[worker].pulled.append(machine.WeightsPulled(shard.weights(), (shard.version,)))
+def _give(machines: list["TracedWorker"], shard: "TracedShard", worker: int, age: int) -> None:
+    machines[worker].pull(shard.weights(), shard.version, age)
 
 
 class TracedWorker:
     """A worker with its step machine, which takes the steps of a window when it pushes them."""
 
     def __init__(self, job: SimulatedJob, workload: Workload, number: int) -> None:
-        self.pulled: deque[machine.WeightsPulled] = deque()
+        self._given: deque[machine.WeightsPulled] = deque()
+        self._pulls: deque[machine.WeightsPulled] = deque(maxlen=job.cluster.delays + 1)
         self._workload = workload
         self._batches = workload.batches(job.seed, number)
         self._wants = build_machine(
             job.plan(number), workload.table, worker=worker_name(number), bound=job.real_bound
         ).wants()
+
+    def pull(self, weights: Floats, version: int, age: int) -> None:
+        """Keep weights that the shard sends; the steps see those of `age` pulls before."""
+        self._pulls.appendleft(machine.WeightsPulled(weights, (version,)))
+        self._given.append(self._pulls[age])
 
     def next_push(self) -> machine.PushContribution:
         """Take the steps up to the next push, from the weights pulled so far."""
@@ -321,7 +349,7 @@ class TracedWorker:
                     batch = next(self._batches)
                     answer = machine.BatchesRead(len(batch))
                 case machine.PullWeights():
-                    answer = self.pulled.popleft()
+                    answer = self._given.popleft()
                 case machine.ComputeGradient(weights=weights):
                     gradient = np.empty(weights.shape, np.float32)
                     loss = self._workload.gradient(weights, batch, gradient)

@@ -23,6 +23,7 @@ STRATEGIES: dict[str, int | None] = {
     "ssp": 1,
     "bsp": None,
     "bsp:b=2": None,
+    "cached_ssp": 3,
     "softsync:n=4": None,
     "stale_rate": None,
     "dc_asgd": None,
@@ -83,10 +84,27 @@ def assert_same(trial: Trial) -> Course:
     return traced
 
 
+@pytest.mark.parametrize("strategy", ["asp", "bsp", "softsync:n=4", "fedbuff:k=3,window=4"])
+def test_delays_are_part_of_the_trace(strategy: str) -> None:
+    """A step sees the weights of up to three pulls before, in windows, too."""
+    course = assert_same(quad(strategy, cluster=structs.replace(UNEVEN, delays=3)))
+    assert course.records["staleness"].max() > 3 or strategy != "asp"
+
+
+@pytest.mark.parametrize("bound", [0, 1, 16])
+def test_a_cache_is_part_of_the_trace(bound: int) -> None:
+    """A worker pulls when its copy is too old, and sees its own updates until then."""
+    falling = {"schedule": "step:at=0.5,gamma=0.1"}
+    assert_same(quad("cached_ssp", staleness=bound, **falling))
+    assert_same(quad("cached_ssp", staleness=bound, cluster=EVEN))
+
+
 @pytest.mark.parametrize("link", ["", SLOW])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_trace_is_that_of_the_training_simulator(strategy: str, link: str) -> None:
     """Weights, records and every measurement are equal to the bit, with a slow worker."""
+    if link and strategy == "cached_ssp":
+        pytest.skip("its cache is for workers without links")
     assert_same(quad(strategy, cluster=structs.replace(UNEVEN, link=link)))
 
 
@@ -140,13 +158,11 @@ def test_a_refusal_over_a_link_takes_the_training_simulator() -> None:
     "settings",
     [
         {"cluster": structs.replace(UNEVEN, shards=2)},
-        {"cluster": structs.replace(UNEVEN, delays=3)},
         {"cluster": structs.replace(UNEVEN, joins={"worker-1": 3.0})},
         {"cluster": structs.replace(UNEVEN, kill=(WorkerKill(at_s=3.0, worker=1),))},
         {"on_stale": "drop:2"},
         {"strategy": "downpour:warm_steps=20"},
         {"strategy": "diloco:h=3"},
-        {"strategy": "cached_ssp", "staleness": 2},
     ],
 )
 def test_the_rest_takes_the_training_simulator(
