@@ -38,6 +38,10 @@ _LIMIT_S = 900.0
 _HOME = "/home/user"
 _PYTHON = "/opt/downpour/bin/python"
 _DEMO = "/opt/downpour/demo"
+_CHECK = ["deploy", "check", "--spark", "submitted", "--executors", "2"]
+_TRAIN = ["train", "--solver", f"{_DEMO}/lenet_solver.prototxt", "--data", f"{_DEMO}/mnist"]
+_TRAIN += ["--out", f"{_HOME}/lenet", "--workers", "2", "--shards", "2"]
+_TRAIN += ["--bind", "0.0.0.0", "--port", "7400"]
 
 
 def main() -> None:
@@ -79,7 +83,10 @@ def run_case(case: str, folder: Path, unpacked: Path, executor: Path, steps: int
             assert host.run(["sh", "-c", "python3 -V || python -V"]).returncode != 0
             assert not host.path(str(ROOT)).exists()
         with cluster(folder, hosts, guarded=guarded) as environ:
-            done = head.run(submit_command(head, steps, guarded=guarded), environ, _LIMIT_S)
+            ready = head.run(submit_command(head, _CHECK, guarded=guarded), environ, _LIMIT_S)
+            assert ready.stdout == "checked head (driver), one, two: nothing missing\n", ready
+            train = [*_TRAIN, "--ray", f"{head.address}:6379", "--max-iter", str(steps)]
+            done = head.run(submit_command(head, train, guarded=guarded), environ, _LIMIT_S)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
         summary = json.loads(head.path(f"{_HOME}/lenet/summary.json").read_text())
         print(f"{case}: {done.stdout.strip()}", flush=True)
@@ -94,18 +101,14 @@ def run_case(case: str, folder: Path, unpacked: Path, executor: Path, steps: int
     eventually(lambda: not any(holder.is_running() for holder in holders), because="all has ended")
 
 
-def submit_command(head: BareHost, steps: int, *, guarded: bool) -> list[str]:
+def submit_command(head: BareHost, words: list[str], *, guarded: bool) -> list[str]:
     """The command of docs/how-to/spark-submit.md, with the addresses of these hosts."""
-    solver = f"{_DEMO}/lenet_solver.prototxt"
     spark = ["/opt/spark/bin/spark-submit", "--master", f"spark://{head.address}:7077"]
     spark += ["--archives", "/opt/executor.tar.gz#environment"]
     spark += ["--conf", "spark.pyspark.python=./environment/bin/python"]
     spark += ["--conf", f"spark.pyspark.driver.python={_PYTHON}"]
-    train = ["/opt/downpour/spark_submit.py", "train", "--solver", solver]
-    train += ["--data", f"{_DEMO}/mnist", "--out", f"{_HOME}/lenet", "--max-iter", str(steps)]
-    train += ["--workers", "2", "--shards", "2", "--ray", f"{head.address}:6379"]
-    train += ["--bind", "0.0.0.0", "--port", "7400"]
-    return [*spark, *train, *([] if guarded else ["--plaintext"])]
+    application = "/opt/downpour/spark_submit.py"
+    return [*spark, application, *words, *([] if guarded else ["--plaintext"])]
 
 
 @contextmanager
