@@ -7,7 +7,7 @@ anything is started. Everything that was started is stopped when the run ends, h
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import pyarrow as pa
@@ -24,10 +24,12 @@ from deploy.run.settings import TrainSettings
 from deploy.run.snapshot_ref import SnapshotRef, catalog_of
 from deploy.run.start_times import StartTimes
 from deploy.run.summary import Summary
+from ps.shared_memory.shm_files import temporary_folder
 from ps.snapshots.catalog import LoadedSnapshot
 from worker import spark
 from worker.callbacks.progress_line import COMPILES_FIRST
 from worker.data.source import Source
+from worker.data.stored_table import StoredTable
 from worker.job.compile_ahead import compile_ahead
 from worker.job.run_control import RunControl, SnapshotOrder
 from worker.job.runner import run_job
@@ -94,10 +96,7 @@ def run(
             session = ray_and_spark.start(settings, progress, stack, start.note)
         progress.starting("the shards and workers")
         with defer_interrupt():
-            if table is None:
-                df = spark.number_partitions(session, settings.workers)
-            else:
-                df = session.createDataFrame(table)
+            df, rows = _rows(session, settings.workers, table, source, stack, local=local)
         await_compiler()
         outcome = run_job(
             df,
@@ -110,7 +109,7 @@ def run(
             evaluation=inputs.evaluation,
             observer=observer,
             even=True,
-            source=source,
+            source=rows,
         )
         if inputs.test is not None and not outcome.interrupted:
             progress.starting("the test")
@@ -121,6 +120,31 @@ def run(
         if summary is None and outcome.snapshot is None:
             raise KeyboardInterrupt  # The reason and what remains to resume from are reported.
         return summary
+
+
+def _rows(
+    session: spark.SparkSession,
+    workers: int,
+    table: pa.Table | None,
+    source: Source | None,
+    stack: ExitStack,
+    *,
+    local: bool,
+) -> tuple[spark.TaskInput, Source | StoredTable | None]:
+    """The tasks of the workers, and what each reads its rows from if not from a DataFrame.
+
+    The rows of a table are the same by either way. An embedded Spark needs none of its SQL where
+    tasks read the rows themselves, which halves the time to its first job.
+    """
+    stored = None
+    if local and table is not None:
+        folder = stack.enter_context(temporary_folder("rows"))
+        stored = spark.store_rows(table, workers, folder)
+    if table is not None and stored is None:
+        return session.createDataFrame(table), None
+    if local:
+        return spark.NumberedTasks(session, workers), stored or source
+    return spark.number_partitions(session, workers), source
 
 
 @contextmanager

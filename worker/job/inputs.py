@@ -40,7 +40,7 @@ class JobInputs(msgspec.Struct, frozen=True):
 
 
 def prepare(
-    df: spark.DataFrame,
+    df: spark.TaskInput,
     job: Job,
     weights: NDArray[np.float32] | None,
     resume: str | Path | LoadedSnapshot | None,

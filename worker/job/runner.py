@@ -26,6 +26,7 @@ from shards.spec import ShardSpec, TableSpec
 from shards.tables import Layout
 from worker import spark
 from worker.data.source import Source
+from worker.data.stored_table import StoredTable
 from worker.job import initial_state
 from worker.job.compile_ahead import compile_ahead
 from worker.job.inputs import JobInputs, prepare
@@ -43,7 +44,7 @@ _BACK_S = 30.0  # for a shard to restart from its last autosave
 
 
 def run_job(
-    df: spark.DataFrame,
+    df: spark.TaskInput,
     job: Job,
     *,
     weights: NDArray[np.float32] | None = None,
@@ -54,7 +55,7 @@ def run_job(
     evaluation: EvaluationPlan | None = None,
     observer: Observer | None = None,
     even: bool = False,
-    source: Source | None = None,
+    source: Source | StoredTable | None = None,
 ) -> Outcome:
     """Train on `df` as `job` says; blocks until every worker is done.
 
@@ -63,7 +64,7 @@ def run_job(
     where one partition has more than twice the rows of another. A small Spark job counts the rows
     first. With a `source` each task reads its own part of it, from files that every machine must
     have at the same path; `df` must then be `spark.number_partitions(session, job.workers)`, one
-    row for each worker.
+    row for each worker, or, with an embedded Spark, `spark.NumberedTasks(session, job.workers)`.
 
     The job starts from `weights` (a flat arena; default: the model's initial weights for the seed),
     or continues from the snapshot `resume`, given by its path or URI, or as it was read. A job's
@@ -86,7 +87,7 @@ def run_job(
     check_frame("df", df)
     job = argument_checks.instance("job", job, Job, "a worker.job.Job")
     argument_checks.flag("even", even)
-    if source is not None:
+    if source is not None and not isinstance(source, StoredTable):
         expected = "a worker.Source"
         argument_checks.instance("source", source, Source, expected)  # type: ignore[type-abstract]
     if control is not None:
@@ -98,9 +99,12 @@ def run_job(
     for change in changes:
         notify(change)
     if source is None:
+        df = df.frame if isinstance(df, spark.NumberedTasks) else df
         columns = check_columns(df, job.columns) if job.function is None else []
         df = deal_rows(df, job.workers, even=even, columns=columns, loopback=job.on_loopback)
     else:
+        if isinstance(source, StoredTable):
+            check_columns(source, job.columns)
         check_pythons(df, loopback=job.on_loopback)
     if line := _too_few_slots(job, spark.task_slots(df)):
         notify(line)
@@ -170,7 +174,10 @@ def _install(inputs: JobInputs, job: Job, job_shards: JobShards) -> None:
 
 
 def task_of(
-    inputs: JobInputs, job: Job, cluster: Cluster, source: Source | None = None
+    inputs: JobInputs,
+    job: Job,
+    cluster: Cluster,
+    source: Source | StoredTable | None = None,
 ) -> TaskSpec:
     """The specification of every worker's task."""
     snapshot = inputs.snapshot if job.saves_worker_states else None
@@ -209,7 +216,7 @@ def _too_few_slots(job: Job, slots: int | None) -> str:
 
 def check_frame(label: str, df: object) -> None:
     """Raise BadInput for anything but a Spark DataFrame of a session that runs."""
-    if isinstance(df, spark.DataFrame):
+    if isinstance(df, spark.DataFrame | spark.NumberedTasks):
         spark.check_running(label, df)
         return
     expected = "a Spark DataFrame"

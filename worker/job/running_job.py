@@ -54,7 +54,7 @@ class RunningJob:
 
     def __init__(
         self,
-        df: spark.DataFrame,
+        df: spark.TaskInput,
         job: Job,
         task: TaskSpec,
         job_shards: JobShards,

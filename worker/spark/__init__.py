@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         sequence_file,
         shows_progress,
         source_rows,
+        store_rows,
         write_frame,
     )
     from worker.spark.preflight import PartitionRows, check_python, check_same_host, survey
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
         stop_query,
     )
     from worker.spark.tasks import (
+        NumberedTasks,
+        TaskInput,
         check_guarded,
         check_sendable,
         final_failure,
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
         master_host,
         run_tasks,
         runs_here,
+        runs_this_python,
         share,
         task_slots,
     )
@@ -60,8 +64,10 @@ if TYPE_CHECKING:
 __all__ = [
     "DataFrame",
     "ExecutorOutput",
+    "NumberedTasks",
     "PartitionRows",
     "SparkSession",
+    "TaskInput",
     "active_session",
     "await_executors",
     "await_query",
@@ -89,6 +95,7 @@ __all__ = [
     "run_tasks",
     "runs_here",
     "runs_queries",
+    "runs_this_python",
     "sequence_file",
     "share",
     "shows_progress",
@@ -96,6 +103,7 @@ __all__ = [
     "start_query",
     "start_session",
     "stop_query",
+    "store_rows",
     "survey",
     "task_reason",
     "task_slots",
@@ -124,6 +132,7 @@ _HOMES = {
         "sequence_file",
         "shows_progress",
         "source_rows",
+        "store_rows",
         "write_frame",
     ),
     "worker.spark.preflight": ("PartitionRows", "check_python", "check_same_host", "survey"),
@@ -137,6 +146,8 @@ _HOMES = {
         "stop_query",
     ),
     "worker.spark.tasks": (
+        "NumberedTasks",
+        "TaskInput",
         "check_guarded",
         "check_sendable",
         "final_failure",
@@ -145,6 +156,7 @@ _HOMES = {
         "master_host",
         "run_tasks",
         "runs_here",
+        "runs_this_python",
         "share",
         "task_slots",
     ),

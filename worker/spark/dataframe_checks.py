@@ -17,18 +17,25 @@ from worker.data.arrow_images import SHAPE_COLUMNS, row_shape
 from worker.data.column_values import column_array
 from worker.data.columns import DATA, LABEL, ColumnKind, ColumnSpec, Shape, pixel_column
 from worker.data.read_options import ReadOptions
+from worker.data.stored_table import StoredTable
 
 _SKEWED = 2  # the largest allowed ratio of rows between two partitions
 
 
-def check_columns(df: spark.DataFrame, columns: Sequence[ColumnSpec] = ()) -> list[str]:
+def check_columns(
+    df: spark.DataFrame | StoredTable, columns: Sequence[ColumnSpec] = ()
+) -> list[str]:
     """The names in `df` of the columns, by default data and label.
 
     Raises BadInput unless it has each of them once, of a type that fits.
     """
     where = "the DataFrame"
-    column_by_name = {column.find(df.columns, where): column for column in columns or (DATA, LABEL)}
-    kinds = spark.column_types(df, column_by_name)
+    names = df.schema.names if isinstance(df, StoredTable) else df.columns
+    column_by_name = {column.find(names, where): column for column in columns or (DATA, LABEL)}
+    if isinstance(df, StoredTable):
+        kinds = {name: df.schema.field(name).type for name in column_by_name}
+    else:
+        kinds = spark.column_types(df, column_by_name)
     for name, column in column_by_name.items():
         if column.kind is ColumnKind.IMAGE:
             arrow_images.check_pixel_type(kinds[name], f"{where}, column {name}")
@@ -126,13 +133,18 @@ def _decode_shape(data: bytes, stated: Shape | None, *, certain: bool) -> Shape 
 
 
 def check_pythons(
-    df: spark.DataFrame, columns: Sequence[str] = (), *, loopback: bool = False
+    df: spark.TaskInput, columns: Sequence[str] = (), *, loopback: bool = False
 ) -> list[spark.PartitionRows]:
     """Raise BadInput unless the Python that Spark runs over `df` can run workers.
 
     And for a null in one of `columns`, and, with `loopback`, for an executor on another host than
-    this. Returns what each partition has, which a small Spark job counts.
+    this. Returns what each partition has, which a small Spark job counts; nothing for numbered
+    tasks in the Python of this process, which need no such job.
     """
+    if isinstance(df, spark.NumberedTasks):
+        if spark.runs_this_python(df):
+            return []
+        df = df.frame
     parts = spark.survey(df, columns)
     for part in parts:
         spark.check_python(part)

@@ -7,19 +7,23 @@ from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
 
 from shards.errors import BadInput, GiveUp
 from worker.data.sequence_file import SCHEMA, image_record
 from worker.data.source import Source, part_rows
+from worker.data.stored_table import StoredTable, write_parts
 from worker.spark.failures import BAD_INPUT, SPARK_ERRORS, reason, task_error, task_reason
-from worker.spark.tasks import map_batches, map_tasks
+from worker.spark.tasks import TaskInput, map_batches, map_tasks
 from worker.tfrecord.source import TFRecord
 
 _MAX_ROWS = 2**31 - 1  # the largest int in Java
+# Spark divides a table of up to 48 MiB evenly by rows, and a larger one by record batches, which
+# are then dealt. Its count of the bytes differs by some for each batch.
+_EVEN_BYTES = 47 << 20
 
 
-def check_running(label: str, data: DataFrame | SparkSession) -> None:
+def check_running(label: str, data: TaskInput | SparkSession) -> None:
     """Raise BadInput, naming `label`, for a session that has ended, or a DataFrame of one."""
     session = data if isinstance(data, SparkSession) else data.sparkSession
     # The session is asked: a DataFrame of Spark Connect takes any name for that of a column.
@@ -105,6 +109,19 @@ def sequence_file(session: SparkSession, path: str) -> DataFrame:
 def number_partitions(session: SparkSession, partitions: int) -> DataFrame:
     """A DataFrame of one row a partition, its number: for tasks that read their rows themselves."""
     return session.range(0, partitions, 1, partitions)
+
+
+def store_rows(table: Any, parts: int, folder: Path) -> StoredTable | None:
+    """Write an Arrow table for `parts` numbered tasks, with the rows and types of a DataFrame's.
+
+    An embedded Spark with as many slots divides a small DataFrame of `table` in this way. Returns
+    None for a table that it would deal, or refuse.
+    """
+    nulls = any(column.null_count for column in table.columns)
+    if nulls or table.num_rows < parts or table.nbytes > _EVEN_BYTES:
+        return None
+    schema = to_arrow_schema(from_arrow_schema(table.schema))
+    return write_parts(table.cast(schema), parts, folder)
 
 
 def active_session(label: str) -> SparkSession:

@@ -1,10 +1,11 @@
-"""Python over the partitions of a DataFrame: ordinary Spark tasks on Arrow batches."""
+"""Python over the partitions of a DataFrame, or over none: ordinary tasks on Arrow batches."""
 
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark import SparkFiles, TaskContext, cloudpickle
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ps import logs
@@ -35,10 +36,30 @@ _DRIVER = "driver"  # Spark's id of it
 ANY_PYTHON = "python3"  # Spark's choice unless one is configured: the first on PATH
 
 
+@dataclass(frozen=True)
+class NumberedTasks:
+    """Tasks of a session that is not Spark Connect's, which read their rows themselves.
+
+    They run as a job of the core of Spark. The first one takes the JVM and its Python a third of
+    the CPU time of a first query of Spark SQL.
+    """
+
+    sparkSession: SparkSession  # noqa: N815  # as a DataFrame has it
+    count: int
+
+    @property
+    def frame(self) -> DataFrame:
+        """A DataFrame of one row a partition, its number."""
+        return self.sparkSession.range(0, self.count, 1, self.count)
+
+
+TaskInput = DataFrame | NumberedTasks
+
+
 def run_tasks(
-    df: DataFrame, task: Callable[..., Iterator[Any]], schema: Any, tag: str, job: str = ""
+    df: TaskInput, task: Callable[..., Iterator[Any]], schema: Any, tag: str, job: str = ""
 ) -> list[Any]:
-    """The rows of `map_tasks`, computed now.
+    """The rows of `map_tasks`, computed now; numbered tasks get no batches.
 
     Tasks are ordinary Spark tasks: there may be more than slots, and a failed one is retried alone.
     `tag` names them for `interrupt`. When one fails for good, its own error is raised if that was a
@@ -47,6 +68,8 @@ def run_tasks(
     add, remove, _ = _tagging(df)
     try:
         add(tag)
+        if isinstance(df, NumberedTasks):
+            return _run_numbered(df, _host(task, job))
         return map_tasks(df, task, schema, job).collect()
     except SPARK_ERRORS as error:
         raise jvm_gone(error) or task_error(str(error)) from None
@@ -66,6 +89,15 @@ def map_tasks(
     is retried. `gpus` are the addresses of the GPUs that Spark assigned to the task, empty if Spark
     schedules none. `job` names the tasks in what they log.
     """
+    return map_batches(
+        df,
+        _host(task, job),
+        from_arrow_schema(schema) if isinstance(schema, pa.Schema) else schema,
+    )
+
+
+def _host(task: Callable[..., Iterator[Any]], job: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The function that runs `task` within a task of Spark."""
     settings = logs.current()
 
     def host(batches: Iterator[Any]) -> Iterator[Any]:
@@ -78,9 +110,20 @@ def map_tasks(
         # Spark's attempt number would restart at 0 if a lost shuffle made Spark retry the stage.
         yield from task(batches, context.partitionId(), context.taskAttemptId(), gpus)
 
-    return map_batches(
-        df, host, from_arrow_schema(schema) if isinstance(schema, pa.Schema) else schema
-    )
+    return host
+
+
+def _run_numbered(
+    tasks: NumberedTasks, host: Callable[[Iterator[Any]], Iterator[Any]]
+) -> list[Any]:
+    """The rows of the batches that `host` yields in each task, as tuples."""
+
+    def rows(_: int, __: Iterable[int]) -> Iterator[tuple[Any, ...]]:
+        for batch in host(iter(())):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+    numbers = tasks.sparkSession.sparkContext.parallelize(range(tasks.count), tasks.count)
+    return numbers.mapPartitionsWithIndex(rows).collect()
 
 
 def map_batches(
@@ -111,7 +154,7 @@ def share(df: DataFrame, values: NDArray[Any]) -> Callable[[], NDArray[Any]]:
     with each query, of at most 128 MiB; so there the values are a file of the session, which is
     sent once, in pieces, and kept until the session ends. Raises GiveUp.
     """
-    if hasattr(df, "_jdf"):
+    if _is_classic(df):
         return lambda: values
     name = f"downpour-{secrets.token_hex(8)}.npy"
     try:
@@ -123,15 +166,20 @@ def share(df: DataFrame, values: NDArray[Any]) -> Callable[[], NDArray[Any]]:
     return lambda: np.load(SparkFiles.get(name))
 
 
-def python_of(df: DataFrame) -> str:
+def _is_classic(df: TaskInput) -> bool:
+    """Return whether the session is not Spark Connect's."""
+    return isinstance(df, NumberedTasks) or hasattr(df, "_jdf")
+
+
+def python_of(df: TaskInput) -> str:
     """The Python that Spark runs for tasks over `df`, as far as the driver knows."""
-    return str(df.sparkSession.sparkContext.pythonExec) if hasattr(df, "_jdf") else "on the server"
+    return str(df.sparkSession.sparkContext.pythonExec) if _is_classic(df) else "on the server"
 
 
-def master_host(df: DataFrame) -> str | None:
+def master_host(df: TaskInput) -> str | None:
     """The host of Spark's master or of its Connect server; None for an embedded Spark and YARN."""
     session = df.sparkSession
-    if not hasattr(df, "_jdf"):
+    if not _is_classic(df):
         builder = getattr(session.client, "_builder", None)
         return str(getattr(builder, "host", "")) or None
     try:
@@ -143,32 +191,32 @@ def master_host(df: DataFrame) -> str | None:
     return servers[0][0] if servers else None
 
 
-def _tagging(df: DataFrame) -> tuple[Callable[[str], Any], ...]:
+def _tagging(df: TaskInput) -> tuple[Callable[[str], Any], ...]:
     """Functions that add a tag to this thread's jobs, remove it, and cancel the jobs with a tag.
 
     A classic session's tags do not reach the job behind `collect`, so its context's are used.
     """
     session = df.sparkSession
-    if not hasattr(df, "_jdf"):
+    if not _is_classic(df):
         return session.addTag, session.removeTag, session.interruptTag
     context = session.sparkContext
     return context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
 
 
-def interrupt(df: DataFrame, tag: str) -> None:
+def interrupt(df: TaskInput, tag: str) -> None:
     """Cancel the jobs with `tag`; their tasks end within moments."""
     with suppress(*SPARK_ERRORS):
         _, _, cancel = _tagging(df)
         cancel(tag)
 
 
-def final_failure(df: DataFrame, tag: str) -> GiveUp | None:
+def final_failure(df: TaskInput, tag: str) -> GiveUp | None:
     """The BadInput that a task with `tag` has raised, if any: it would fail at every attempt.
 
     Spark itself retries four times before it reports the error. Over Spark Connect the error is not
     known earlier, so this returns None.
     """
-    if not hasattr(df, "_jdf"):
+    if not _is_classic(df):
         return None
     with suppress(*SPARK_ERRORS):
         context = df.sparkSession.sparkContext._jsc.sc()
@@ -186,17 +234,22 @@ def final_failure(df: DataFrame, tag: str) -> GiveUp | None:
     return None
 
 
-def runs_here(df: DataFrame) -> bool:
+def runs_here(df: TaskInput) -> bool:
     """Return whether the tasks over `df` are known to run on this machine."""
-    return hasattr(df, "_jdf") and str(df.sparkSession.sparkContext.master).startswith("local")
+    return _is_classic(df) and str(df.sparkSession.sparkContext.master).startswith("local")
 
 
-def task_slots(df: DataFrame) -> int | None:
+def runs_this_python(df: TaskInput) -> bool:
+    """Return whether the tasks over `df` are known to run in this Python, on this machine."""
+    return runs_here(df) and python_of(df) == sys.executable
+
+
+def task_slots(df: TaskInput) -> int | None:
     """The number of tasks over `df` that run at once; None if it is not known or may change.
 
     It is not known over Spark Connect, and may change where executors are allocated dynamically.
     """
-    if not hasattr(df, "_jdf"):
+    if not _is_classic(df):
         return None
     context = df.sparkSession.sparkContext
     with suppress(*SPARK_ERRORS):
@@ -212,10 +265,10 @@ def task_slots(df: DataFrame) -> int | None:
     return None
 
 
-def check_guarded(df: DataFrame) -> None:
+def check_guarded(df: TaskInput) -> None:
     """Raise BadInput if a secret in a closure over `df` could be intercepted on the network."""
     session = df.sparkSession
-    if hasattr(df, "_jdf"):
+    if _is_classic(df):
         conf = session.sparkContext.getConf()
         settings = {name: conf.get(name) for name in spark_settings.GUARDS}
         spark_settings.check_guarded(str(session.sparkContext.master), settings)

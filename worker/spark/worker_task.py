@@ -28,6 +28,7 @@ from worker.data.encoded import decode_images
 from worker.data.image_spool import ImageSpool
 from worker.data.read_options import MAX_SKIPPED
 from worker.data.source import Source, part_rows
+from worker.data.stored_table import StoredTable
 from worker.spark.code_archive import PACKAGES
 from worker.training.context import FunctionTask, TaskAttempt, run_function
 from worker.training.device_selection import ANY, DeviceRequest, allocator, check_here, place_model
@@ -47,7 +48,8 @@ REPORT = pa.schema([("report", pa.binary())])
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of every task of a job.
 
-    With a `source` a task reads its own of `parts` parts of it, in place of the partition's rows.
+    With a `source` a task reads its own of `parts` parts of it, in place of the partition's rows;
+    a table that is stored has these parts.
     `first_incarnation` numbers the workers of a resumed job above all earlier ones. `link` emulates
     a network link for each worker, to try one out. `compression` is the encoding of each worker's
     pushes and pulls. The worker's own state is written for the snapshots at `keep`, and restored:
@@ -60,7 +62,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     batch_size: int
     columns: tuple[ColumnSpec, ...] = ()
-    source: Source | None = None
+    source: Source | StoredTable | None = None
     parts: int = 0
     shuffle: bool = True
     skip_images: int = MAX_SKIPPED
@@ -88,7 +90,9 @@ def run_task(
     Yields one batch of schema REPORT, or nothing without rows.
     `gpus` are the addresses of the GPUs that Spark assigned to this task.
     """
-    if spec.source is not None:
+    if isinstance(spec.source, StoredTable):
+        rows = spec.source.batches(partition)
+    if isinstance(spec.source, Source):
         rows = part_rows(spec.source, spec.parts, partition)
     elif spec.function is None:
         where = f"worker w{partition}'s rows"
