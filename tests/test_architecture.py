@@ -17,6 +17,7 @@ SPARK = {
     f"worker/spark/{name}.py"
     for name in (
         "__init__",
+        "daemon",
         "executors",
         "failures",
         "frames",

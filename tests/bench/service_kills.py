@@ -52,7 +52,7 @@ KINDS = {
     "Ray head": "gcs_server|raylet",
     "Spark JVM": "org.apache.spark",
     "shard": "child_main|ray::",
-    "worker": "pyspark.daemon|pyspark/daemon",
+    "worker": "spark.daemon|pyspark/daemon",
 }
 """What is killed, and the words of its command line."""
 _STUCK_S = 420.0

@@ -399,7 +399,7 @@ def below(wanted: Callable[[list[str]], bool]) -> list[psutil.Process]:
 def spark_worker(child: Child) -> psutil.Process:
     """A process that trains: of those that Spark's daemon has forked, the one that worked most just
     now. The others wait for a next task, and nothing restarts when one of them dies."""
-    daemons = child.descendants("spark_daemon")
+    daemons = child.descendants("spark.daemon")
     forked = [process for process in daemons if process.parent() in daemons]
     before = [sum(process.cpu_times()[:2]) for process in forked]
     time.sleep(0.5)

@@ -2,8 +2,8 @@
 libraries loaded.
 
 To load numba takes most of a start. A Python worker of Spark lives for a task or two, and loads
-pandas and PyArrow in each; here it is forked from a process that has them. This project's code it
-still loads itself, as on a cluster.
+pandas and PyArrow in each; here it is forked from a process that has them. On a cluster it loads
+this project's code itself; the embedded Spark has a daemon of its own (worker/spark/daemon.py).
 """
 
 import os

@@ -85,6 +85,7 @@ def _session(
         settings = spark_settings.prepare_embedded_settings(master, app, slots, folder)
         home = Path(pyspark.__file__).parent
         env = spark_settings.build_embedded_environment(folder, home, os.environ) | dict(env)
+        settings |= spark_settings.daemon(env)
         return _classic(settings, env, folder, without=spark_settings.FOREIGN)
     assert url is not None
     servers = spark_settings.addresses(url, os.environ)

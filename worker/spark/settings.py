@@ -100,6 +100,16 @@ def build_embedded_environment(
     )
 
 
+def daemon(environ: Mapping[str, str]) -> dict[str, str]:
+    """The setting by which Python workers start with what they need loaded.
+
+    It is empty if Spark runs another Python than this one, which may not have this project's code.
+    """
+    if pythons(environ)["PYSPARK_PYTHON"] != sys.executable:
+        return {}
+    return {"spark.python.daemon.module": "worker.spark.daemon"}
+
+
 # Variables that configure a Spark other than the embedded one.
 FOREIGN = ("SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_DIST_CLASSPATH")
 
