@@ -8,6 +8,7 @@ of that description, of the data and of the build.
 import hashlib
 import multiprocessing
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -33,7 +34,7 @@ from deploy.experiments.workloads import data_digest, workload_of
 from ps.build_id import build_id
 from shards import argument_checks
 from shards.aggregation import stale_limit_of
-from shards.errors import BadInput
+from shards.errors import BadInput, DownpourError
 from shards.rules import RULES, Rule, rule_of
 from worker.strategies import STRATEGIES, Strategy, strategy_of, strategy_with_options
 from worker.strategies.base import Floats
@@ -326,7 +327,17 @@ def run_trials(trials: Sequence[Trial], jobs: int = 1) -> Iterator[TrialResult]:
         yield from _in_order(groups, map(run_together, together))
         return
     with multiprocessing.get_context("spawn").Pool(min(jobs, len(groups))) as pool:
-        yield from _in_order(groups, pool.imap(run_together, together))
+        yield from _in_order(groups, pool.imap(_run_apart, together))
+
+
+def _run_apart(trials: Sequence[Trial]) -> list[TrialResult]:
+    """`run_together` in a process of its own: an error may hold what no process can send."""
+    try:
+        return run_together(trials)
+    except DownpourError:
+        raise
+    except Exception as error:  # noqa: BLE001  # of any kind
+        raise RuntimeError("".join(traceback.format_exception(error))) from None
 
 
 def _in_order(

@@ -103,6 +103,8 @@ def refused() -> dict[str, Any]:
         java.write_text("#!/bin/sh\necho WARNING: x\necho Error: no room >&2\necho bye\nexit 1\n")
         java.chmod(0o755)
         told["java"] = _refusal(None, {"JAVA_HOME": home})
+        java.write_text("#!/bin/sh\necho a word\nkill -9 $$\n")
+        told["killed"] = _refusal(None, {"JAVA_HOME": home})
     return told | {"left": _children()}
 
 

@@ -79,7 +79,7 @@ ROWS: list[Row] = [
         "--coordinator-port 7390: expected --durability replicated",
     ),
     _line("deploy check --spark sc://h", "--spark sc://h: expected a master, such as spark://HOST"),
-    _line("deploy check --spark hello", "Spark URL: expected spark://HOST:PORT, yarn, "),
+    _line("deploy check --spark hello", "--spark: expected spark://HOST:PORT, yarn, "),
     _line("deploy network --port 7450", "--copy-ports: expected ports apart from those of shards"),
     *_each("--warm-steps", ["-1"], ": expected at least 0, got -1"),
     *_each("--warm-steps", [HUGE], ": expected at most 2147483647, got 9"),

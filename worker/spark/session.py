@@ -227,8 +227,16 @@ def _launch(settings: Mapping[str, str], log: Path) -> Any:
         try:
             return launch_gateway(conf, {"stdout": output, "stderr": output})
         except SPARK_ERRORS as error:
-            why = root_cause(log.read_text(errors="replace")) or reason(error)
+            printed = log.read_text(errors="replace")
+            why = root_cause(printed) or f"{reason(error)} {_quote_last_line(printed)}"
             raise GiveUp(f"Spark's JVM did not start: {why}") from None
+
+
+def _quote_last_line(printed: str) -> str:
+    """The end of what a JVM has printed, for an error without a cause of Java's."""
+    lines = printed.splitlines()
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"It said last: {said[:_QUOTED]}" if said else "It said nothing."
 
 
 @contextmanager

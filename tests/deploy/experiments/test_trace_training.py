@@ -1,6 +1,8 @@
 """Training along a trace: the weights, records and measurements of the training simulator."""
 
 import math
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -283,3 +285,17 @@ def test_results_come_in_the_order_of_the_trials() -> None:
         results = list(run_trials(several, processes))
         assert [result.trial for result in results] == several
         assert all(math.isfinite(result.curve[0].loss) for result in results)
+
+
+def test_an_error_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its traceback comes back, also where the error itself cannot be sent."""
+    with (tmp_path / "file").open("wb") as file:
+
+        def fail(_: object) -> None:
+            raise ValueError("a reason", file)
+
+        monkeypatch.setattr(trials, "run_together", fail)
+        with pytest.raises(RuntimeError) as raised:
+            trials._run_apart([])
+    sent = pickle.dumps(raised.value)
+    assert b"in fail" in sent
