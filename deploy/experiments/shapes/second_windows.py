@@ -11,6 +11,7 @@ from deploy.experiments.shapes.base import (
     Bench,
     Check,
     Origin,
+    ShapeVerdict,
     judge_rule,
     list_figures,
     positive,
@@ -117,10 +118,18 @@ def sparknet(bench: Bench, control: bool) -> list[Check]:
             "asynchronous averaging takes at most 1.1 times as long as rounds, K 5",
             "not slower",
             f"seconds {late:.0f} asynchronous, {rounds:.0f} in rounds",
-            judge_rule(bool(late <= 1.1 * rounds)),
+            judge_times(float(late), 1.1 * float(rounds)),
             Origin.OWN,
         ),
     ]
+
+
+def judge_times(seconds: float, limit: float) -> ShapeVerdict:
+    """The verdict of the rule that a time is at most a limit: none if neither target was reached,
+    for then both are infinite."""
+    if np.isinf(seconds) and np.isinf(limit):
+        return ShapeVerdict.INCONCLUSIVE
+    return judge_rule(seconds <= limit)
 
 
 def _together(alone: Trial, workers: int, strategy: str, link: str) -> Trial:

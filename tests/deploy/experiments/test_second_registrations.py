@@ -159,3 +159,19 @@ def test_a_control_has_no_premise() -> None:
     bench, failed = Bench(Preset.CI, note=quiet), state_premise("claim", "measured", False)
     assert bench.ends_at([failed], control=False)
     assert not bench.ends_at([failed], control=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit", "verdict"),
+    [
+        (9.0, 10.0, ShapeVerdict.REPRODUCED),
+        (np.inf, 10.0, ShapeVerdict.NOT_REPRODUCED),
+        (9.0, np.inf, ShapeVerdict.REPRODUCED),
+        (np.inf, np.inf, ShapeVerdict.INCONCLUSIVE),
+    ],
+)
+def test_two_missed_targets_say_nothing(
+    seconds: float, limit: float, verdict: ShapeVerdict
+) -> None:
+    """A time that is infinite is no shorter than another such time."""
+    assert second_windows.judge_times(seconds, limit) is verdict
