@@ -100,13 +100,10 @@ class Mlp:
         while True:
             yield from rows[dice.integers(len(rows), size=(BLOCK, self.batch))]
 
-    def gradient(self, weights: Floats, batch: Batch, out: Floats) -> float:
-        return self._gradient(weights, batch, out)
-
     def gradients(self, weights: Floats, batches: Batch, out: Floats) -> None:
-        self._gradient(weights, batches, out)
+        self.gradient(weights, batches, out)
 
-    def _gradient(self, weights: Floats, batch: Batch, out: Floats) -> float:
+    def gradient(self, weights: Floats, batch: Batch, out: Floats) -> float:
         """Gradients of one model or, along a first axis, of several; returns the mean loss."""
         # A diverging run overflows on its way; what it returns is then not finite.
         with np.errstate(over="ignore", invalid="ignore"):

@@ -69,7 +69,7 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def half(self) -> ServerHalf:
-        """What the strategy asks of the shards."""
+        """The part of the strategy that the shards carry out."""
         return structs.replace(self.strategy.server(self.cluster.workers), stale=self.stale)
 
     def describe(self, table: DenseTable) -> TableSpec:

@@ -473,7 +473,7 @@ class TracedShard:
         return refused
 
     def _find_refused(self, pushed: dict[str, Floats]) -> set[str]:
-        """The tables whose guard refuses their part."""
+        """The names of the tables that refuse their part, by their guards."""
         parts = self._store.parts
         return {
             name

@@ -151,7 +151,7 @@ class Inputs:
         )
 
     def _target(self) -> Target | None:
-        """What --until says; raises BadInput where no test could reach it."""
+        """The target of --until, if any; raises BadInput where no test could reach it."""
         if self.settings.until is None:
             return None
         target = Target.parse("--until", self.settings.until)

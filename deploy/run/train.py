@@ -134,7 +134,7 @@ def _rows(
     """The tasks of the workers, and what each reads its rows from if not from a DataFrame.
 
     The rows of a table are the same by either way. An embedded Spark needs none of its SQL where
-    tasks read the rows themselves, which halves the time to its first job.
+    tasks read the rows themselves, so its first job comes sooner.
     """
     stored = None
     if local and table is not None:

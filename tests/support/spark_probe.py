@@ -84,28 +84,28 @@ def refused() -> dict[str, Any]:
     spark.REACH_S = 1.0  # type: ignore[attr-defined]  # the door's own copy of the limit
     with socket.socket() as dead, socket.create_server(("127.0.0.1", 0)) as silent:
         dead.bind(("127.0.0.1", 0))
-        told = {}
+        refusals = {}
         for name, port in (("dead", dead.getsockname()[1]), ("silent", silent.getsockname()[1])):
             for scheme in ("spark", "sc"):
                 answer = _refusal(f"{scheme}://127.0.0.1:{port}", spark_environment())
-                told[f"{scheme} {name}"] = _without_log(answer.replace(str(port), "PORT"))
+                refusals[f"{scheme} {name}"] = _without_log(answer.replace(str(port), "PORT"))
             with tempfile.TemporaryDirectory() as conf:
                 (Path(conf) / "yarn-site.xml").write_text(_YARN_SITE.format(port))
                 os.environ["HADOOP_CONF_DIR"] = conf
                 answer = _refusal("yarn", spark_environment())
-                told[f"yarn {name}"] = _without_log(answer.replace(str(port), "PORT"))
+                refusals[f"yarn {name}"] = _without_log(answer.replace(str(port), "PORT"))
                 del os.environ["HADOOP_CONF_DIR"]
         answer = _refusal(f"k8s://http://127.0.0.1:{port}", spark_environment())
-        told["k8s silent"] = _without_log(answer.replace(str(port), "PORT"))
+        refusals["k8s silent"] = _without_log(answer.replace(str(port), "PORT"))
     with tempfile.TemporaryDirectory() as home:
         java = Path(home) / "bin" / "java"
         java.parent.mkdir()
         java.write_text("#!/bin/sh\necho WARNING: x\necho Error: no room >&2\necho bye\nexit 1\n")
         java.chmod(0o755)
-        told["java"] = _refusal(None, {"JAVA_HOME": home})
+        refusals["java"] = _refusal(None, {"JAVA_HOME": home})
         java.write_text("#!/bin/sh\necho a word\nkill -9 $$\n")
-        told["killed"] = _refusal(None, {"JAVA_HOME": home})
-    return told | {"left": _children()}
+        refusals["killed"] = _refusal(None, {"JAVA_HOME": home})
+    return refusals | {"left": _children()}
 
 
 def _refusal(url: str | None, env: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from worker.data.sequence_file import SCHEMA, image_record
 from worker.data.source import Source, part_rows
 from worker.data.stored_table import StoredTable, write_parts
 from worker.spark.failures import BAD_INPUT, SPARK_ERRORS, reason, task_error, task_reason
-from worker.spark.tasks import TaskInput, map_batches, map_tasks
+from worker.spark.tasks import NumberedTasks, TaskInput, map_batches, map_tasks
 from worker.tfrecord.source import TFRecord
 
 _MAX_ROWS = 2**31 - 1  # the largest int in Java
@@ -108,7 +108,7 @@ def sequence_file(session: SparkSession, path: str) -> DataFrame:
 
 def number_partitions(session: SparkSession, partitions: int) -> DataFrame:
     """A DataFrame of one row a partition, its number: for tasks that read their rows themselves."""
-    return session.range(0, partitions, 1, partitions)
+    return NumberedTasks(session, partitions).frame
 
 
 def store_rows(table: Any, parts: int, folder: Path) -> StoredTable | None:

@@ -7,8 +7,8 @@ from threading import Event, Timer
 class StartLimit:
     """Seconds, or None, for each stage of a start: the registration, then the first task.
 
-    A cluster that is busy, or not there, is told from one that is slow by the stage it stops at; a
-    stage has the whole time, for the next one waits for machines, not for this one's program.
+    The stage at which a start stops shows whether a cluster is busy or not there. Each stage has
+    the whole time: the first waits for a master, the next one for free machines.
     """
 
     def __init__(self, seconds: float | None, give_up: Callable[[], None]) -> None:

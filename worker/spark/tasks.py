@@ -40,8 +40,7 @@ ANY_PYTHON = "python3"  # Spark's choice unless one is configured: the first on 
 class NumberedTasks:
     """Tasks of a session that is not Spark Connect's, which read their rows themselves.
 
-    They run as a job of the core of Spark. The first one takes the JVM and its Python a third of
-    the CPU time of a first query of Spark SQL.
+    They run as a job of the core of Spark, of which the first costs less than one of Spark SQL.
     """
 
     sparkSession: SparkSession  # noqa: N815  # as a DataFrame has it

@@ -65,7 +65,7 @@ _ON_HOSTS = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
 def judge(facts: HostFacts, gpus: int = 0) -> list[str]:
-    """All findings about an executor's host, whose facts were read at NOW_S."""
+    """All findings about an executor's host, from facts read at NOW_S."""
     findings = [
         *judge_executor(facts, "3.11", NEEDED),
         *judge_clock(facts, NOW_S - 0.5, NOW_S + 0.5),

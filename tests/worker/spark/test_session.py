@@ -117,13 +117,13 @@ def test_unreachable() -> None:
     """A port without a listener, and one of a program other than Spark, give a one-line error
     within seconds, and nothing is left running."""
     closed = "expected a server that accepts connections, got: Connection refused"
-    told = run("refused")
+    refusals = run("refused")
     assert re.fullmatch(
         r"GiveUp: Spark's JVM did not start: \[JAVA_GATEWAY_EXITED\] .*"
         r" It said last: .*spark-class: line \d+: CMD: .*",
-        told.pop("killed"),
+        refusals.pop("killed"),
     )
-    assert told == {
+    assert refusals == {
         "spark dead": f"BadInput: Spark at spark://127.0.0.1:PORT: {closed}",
         "sc dead": f"BadInput: Spark at sc://127.0.0.1:PORT: {closed}",
         "spark silent": "GiveUp: Spark at spark://127.0.0.1:PORT did not start: its port answers,"

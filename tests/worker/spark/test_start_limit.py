@@ -55,7 +55,7 @@ def test_stages(clock: Clock) -> None:
 
 @pytest.mark.parametrize("registered", [False, True])
 def test_late(clock: Clock, *, registered: bool) -> None:
-    """A stage that takes longer gives up once, and is told from the other."""
+    """A stage that takes longer gives up once, and shows which it was."""
     give_up = Mock()
     limit = StartLimit(60.0, give_up)
     if registered:
