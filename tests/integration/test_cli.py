@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pyarrow.parquet as pq
@@ -46,6 +46,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run", "--shards", 2)
 FOR_EVER = ("--max-iter", 1_000_000)
+
+Done = TypeVar("Done")
 
 
 def blocked(pid: int) -> int:
@@ -243,21 +245,39 @@ def lose_a_shard(
     """Kill one of the run's own among `shards` once it has a snapshot, and look at how it ends;
     returns what was printed."""
     tiny_job.write_job(folder, extra="snapshot: 40")
-    run, before, ended = folder / "run", set(shards()), threading.Event()
+    run, before = folder / "run", set(shards())
 
-    def kill() -> None:
+    def kill(ended: threading.Event) -> None:
         await_so_many(run, 1, ended)
         min(set(shards()) - before, key=lambda process: process.pid).kill()
 
-    with ThreadPoolExecutor(1) as pool:
-        killed = pool.submit(kill)
-        try:
-            status, out, err = here(*TRAIN, *FOR_EVER, "--rollback-s", 0, *more)
-        finally:
-            ended.set()
-        killed.result()
+    (status, out, err), _ = run_while(kill, here, "--rollback-s", 0, *more)
     check_told(status, err, run, cause)
     return out
+
+
+def run_while(
+    act: Callable[[threading.Event], Done], here: Run, *more: object
+) -> tuple[tuple[int, str, str], Done]:
+    """A run for ever, and what another thread does meanwhile, which is told when the run has ended;
+    gives the results of both. If that thread fails, it interrupts the run."""
+    ended = threading.Event()
+
+    def act_or_interrupt() -> Done:
+        try:
+            return act(ended)
+        except BaseException:
+            if not ended.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+            raise
+
+    with ThreadPoolExecutor(1) as pool:
+        acting = pool.submit(act_or_interrupt)
+        try:
+            result = here(*TRAIN, *FOR_EVER, *more)
+        finally:
+            ended.set()
+        return result, acting.result()
 
 
 def test_a_run_that_is_moved(here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,29 +327,21 @@ def killing(
 def move_a_run(here: Run, folder: Path, durability: str, shards: int, *more: object) -> None:
     """Have a run of two shards move to so many, and look at what it leaves."""
     tiny_job.write_job(folder, extra="snapshot: 40")
-    run, ended = folder / "run", threading.Event()
+    run = folder / "run"
 
-    def move() -> tuple[int, str, str]:
-        try:
-            await_so_many(run, 1, ended)
-            with downpour(folder, "reshard", "run", "--shards", shards) as asking:
-                answered = asking.end()
-            # The later of these two holds what the new shards were pushed.
-            await_so_many(run, len(snapshots(run)) + 2, ended)
-            return answered
-        finally:
-            if not ended.is_set():
-                os.kill(os.getpid(), signal.SIGINT)
+    def move(ended: threading.Event) -> tuple[int, str, str]:
+        await_so_many(run, 1, ended)
+        with downpour(folder, "reshard", "run", "--shards", shards) as asking:
+            answered = asking.end()
+        # The later of these two holds what the new shards were pushed.
+        await_so_many(run, len(snapshots(run)) + 2, ended)
+        os.kill(os.getpid(), signal.SIGINT)
+        return answered
 
-    with ThreadPoolExecutor(1) as pool:
-        moved = pool.submit(move)
-        how = ("--shards-in", "processes", "--durability", durability)
-        try:
-            status, out, err = here(*TRAIN, *FOR_EVER, *how, *more)
-        finally:
-            ended.set()
-        few = "shard" if shards == 1 else "shards"
-        assert moved.result() == (0, f"{run} continues with {shards} {few}\n", "")
+    how = ("--shards-in", "processes", "--durability", durability)
+    (status, out, err), answered = run_while(move, here, *how, *more)
+    few = "shard" if shards == 1 else "shards"
+    assert answered == (0, f"{run} continues with {shards} {few}\n", "")
     assert status == 130
     # Copies end regularly, too, so what is logged then is information and no warning.
     assert len(deaths_in(err)) == (durability == "process")

@@ -107,8 +107,14 @@ def downpour(folder: Path, *arguments: object, **environ: str) -> Iterator[Child
 
 def snapshots(run: Path) -> list[int]:
     """The numbers of those that are whole."""
+    try:
+        folders = list((run / "snapshots").iterdir())
+    except FileNotFoundError:  # a run that starts makes it, to see whether it may, and removes it
+        return []
     return sorted(
-        int(path.parent.name) for path in (run / "snapshots").glob("[0-9]*/manifest.json")
+        int(folder.name)
+        for folder in folders
+        if folder.name.isdecimal() and (folder / "manifest.json").exists()
     )
 
 
