@@ -14,19 +14,19 @@ It needs root and namespaces. At the end of a case no process, segment or device
 
 import argparse
 import json
-import multiprocessing
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from subprocess import Popen
+from subprocess import STDOUT, Popen
 
 from tests.bench.report import Goal, goals
-from tests.support.bare_hosts import BareHost, bare_hosts, enter_own_network, missing_for_hosts
 from tests.support.eventually import eventually
 from tests.support.fresh_clone import ROOT
+from tests.support.hosts import Host, bare_hosts, missing_for_bare_hosts
 from tests.support.packed import SPARK_LOG, pack_once, unpack
 
 CASES = {
@@ -38,36 +38,30 @@ _LIMIT_S = 900.0
 _HOME = "/home/user"
 _PYTHON = "/opt/downpour/bin/python"
 _DEMO = "/opt/downpour/demo"
-_CHECK = ["deploy", "check", "--spark", "submitted", "--executors", "2"]
+_CHECK = ["deploy", "check", "--spark", "submitted", "--executors", "2", "--ray"]
 _TRAIN = ["train", "--solver", f"{_DEMO}/lenet_solver.prototxt", "--data", f"{_DEMO}/mnist"]
 _TRAIN += ["--out", f"{_HOME}/lenet", "--workers", "2", "--shards", "2"]
 _TRAIN += ["--bind", "0.0.0.0", "--port", "7400"]
 
 
 def main() -> None:
-    """Pack, then run each case in a process of its own, and print the goals."""
+    """Pack, then run each case, and print the goals."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
-    if reason := missing_for_hosts():
+    if reason := missing_for_bare_hosts():
         sys.exit(f"skipped: {reason}")
     executor, driver = pack_once("executor"), pack_once("driver", "cli", "server")
     rows = []
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads moves nowhere
     with tempfile.TemporaryDirectory(prefix="hosts") as folder:
         unpacked = Path(folder) / "downpour"
         unpack(driver, unpacked)
         for case in options.cases:
             place = Path(folder) / case
             place.mkdir()
-            arguments = (case, place, unpacked, executor, options.steps)
-            process = context.Process(target=run_case, args=arguments)
             started = time.monotonic()
-            process.start()
-            process.join()
-            if process.exitcode:
-                sys.exit(f"{case}: failed")
+            run_case(case, place, unpacked, executor, options.steps)
             rows.append(Goal(f"{case}: to a trained LeNet", time.monotonic() - started, 360, "s"))
     goals(rows)
 
@@ -75,18 +69,20 @@ def main() -> None:
 def run_case(case: str, folder: Path, unpacked: Path, executor: Path, steps: int) -> None:
     """Start a cluster, train on it, and assert that every part ran where it should."""
     routed, guarded = CASES[case]
-    enter_own_network()
     files = {"/opt/downpour": unpacked, "/opt/executor.tar.gz": executor, "/opt/log4j2": SPARK_LOG}
     with bare_hosts(folder, ["head", "one", "two"], files, routed=routed) as hosts:
         head, *others = hosts
         for host in hosts:
-            assert host.run(["sh", "-c", "python3 -V || python -V"]).returncode != 0
+            assert host.run("sh", "-c", "python3 -V || python -V").returncode != 0
             assert not host.path(str(ROOT)).exists()
         with cluster(folder, hosts, guarded=guarded) as environ:
-            ready = head.run(submit_command(head, _CHECK, guarded=guarded), environ, _LIMIT_S)
-            assert ready.stdout == "checked head (driver), one, two: nothing missing\n", ready
-            train = [*_TRAIN, "--ray", f"{head.address}:6379", "--max-iter", str(steps)]
-            done = head.run(submit_command(head, train, guarded=guarded), environ, _LIMIT_S)
+            ray = f"{head.address}:6379"
+            submit = partial(head.run, environ=environ, timeout=_LIMIT_S)
+            ready = submit(*submit_command(head, [*_CHECK, ray], guarded=guarded))
+            checked = "head (driver), one, two, head (Ray), one (Ray), two (Ray)"
+            assert ready.stdout == f"checked {checked}: nothing missing\n", ready
+            train = [*_TRAIN, "--ray", ray, "--max-iter", str(steps)]
+            done = submit(*submit_command(head, train, guarded=guarded))
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
         summary = json.loads(head.path(f"{_HOME}/lenet/summary.json").read_text())
         print(f"{case}: {done.stdout.strip()}", flush=True)
@@ -101,7 +97,7 @@ def run_case(case: str, folder: Path, unpacked: Path, executor: Path, steps: int
     eventually(lambda: not any(holder.is_running() for holder in holders), because="all has ended")
 
 
-def submit_command(head: BareHost, words: list[str], *, guarded: bool) -> list[str]:
+def submit_command(head: Host, words: list[str], *, guarded: bool) -> list[str]:
     """The command of docs/how-to/spark-submit.md, with the addresses of these hosts."""
     spark = ["/opt/spark/bin/spark-submit", "--master", f"spark://{head.address}:7077"]
     spark += ["--archives", "/opt/executor.tar.gz#environment"]
@@ -112,7 +108,7 @@ def submit_command(head: BareHost, words: list[str], *, guarded: bool) -> list[s
 
 
 @contextmanager
-def cluster(folder: Path, hosts: list[BareHost], *, guarded: bool) -> Iterator[Mapping[str, str]]:
+def cluster(folder: Path, hosts: list[Host], *, guarded: bool) -> Iterator[Mapping[str, str]]:
     """Ray and Spark on all hosts while the context lasts; gives the driver's environment."""
     head, *others = hosts
     environ = write_settings(hosts, guarded=guarded)
@@ -123,9 +119,10 @@ def cluster(folder: Path, hosts: list[BareHost], *, guarded: bool) -> Iterator[M
     deploy = "org.apache.spark.deploy"
     with ExitStack() as stack:
 
-        def start(host: BareHost, name: str, command: list[str], ready: str) -> None:
+        def start(host: Host, name: str, command: list[str], ready: str) -> None:
             log = folder / f"{name}-{host.name}.log"
-            process = host.start(command, log, environ)
+            with log.open("ab") as output:
+                process = host.start(*command, environ=environ, stdout=output, stderr=STDOUT)
             stack.callback(_end, process)
             _await(process, log, ready)
 
@@ -137,28 +134,21 @@ def cluster(folder: Path, hosts: list[BareHost], *, guarded: bool) -> Iterator[M
         for host in others:
             joins = ["--address", f"{head.address}:6379", "--node-ip-address", host.address]
             start(host, "ray", [*ray, *joins], "Ray runtime started")
-            at = [
-                "--host",
-                host.address,
-                "--cores",
-                "1",
-                "--memory",
-                "1g",
-                "--work-dir",
-                "/tmp/work",
-            ]
+            at = ["--host", host.address, "--cores", "1", "--memory", "1g"]
+            at += ["--work-dir", "/tmp/work"]
             name = f"{deploy}.worker.Worker"
             start(host, "worker", [*spark_class, name, *at, master], "Successfully registered")
         yield environ
 
 
-def write_settings(hosts: list[BareHost], *, guarded: bool) -> dict[str, str]:
+def write_settings(hosts: list[Host], *, guarded: bool) -> dict[str, str]:
     """Write Spark's settings on each host, and Ray's token; returns the environment for both."""
     lines = ["spark.executor.memory 512m", "spark.driver.memory 512m", "spark.ui.enabled false"]
     environ = {
         "SPARK_CONF_DIR": f"{_HOME}/conf",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
+        "RAY_raylet_start_wait_time_s": "240",  # a busy machine takes longer than Ray's half minute
     }
     if guarded:
         lines += ["spark.authenticate true", "spark.network.crypto.enabled true"]

@@ -12,8 +12,8 @@ import pytest
 
 from deploy.clusters.archive_check import check_archive
 from tests.support import tiny_job
-from tests.support.bare_hosts import BareHost, bare_host, missing_for_hosts
 from tests.support.fresh_clone import ROOT
+from tests.support.hosts import Host, bare_hosts, missing_for_bare_hosts
 from tests.support.packed import pack_once, unpack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -41,8 +41,8 @@ def archive() -> Path:
 
 
 @pytest.fixture(scope="module")
-def host(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareHost]:
-    if reason := missing_for_hosts():
+def host(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    if reason := missing_for_bare_hosts():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("host")
     unpack(archive, folder / "downpour")
@@ -50,7 +50,7 @@ def host(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ba
     job.mkdir()
     tiny_job.write_job(job, max_iter=40)
     files = {"/opt/downpour": folder / "downpour", "/opt/downpour.tar.gz": archive, "/opt/job": job}
-    with bare_host(folder, files) as alone:
+    with bare_hosts(folder, ["alone"], files) as (alone,):
         yield alone
 
 
@@ -66,31 +66,32 @@ def test_it_describes_itself(archive: Path) -> None:
     assert not [name for name in names if name.endswith(("/direct_url.json", "/RECORD"))]
 
 
-def test_it_runs_where_no_other_python_is(host: BareHost) -> None:
+def test_it_runs_where_no_other_python_is(host: Host) -> None:
     """The interpreter and all that it imports come from where the archive was unpacked."""
-    assert host.run(["sh", "-c", "python3 -V || python -V || pip -V"]).returncode != 0
+    assert host.run("sh", "-c", "python3 -V || python -V || pip -V").returncode != 0
     assert not host.path(str(ROOT)).exists()
-    done = host.run([PYTHON, "-c", TRAIN_HERE])
+    done = host.run(PYTHON, "-c", TRAIN_HERE)
     assert done.returncode == 0, done.stderr
     paths = [line for line in done.stdout.splitlines() if line]
     assert paths
     assert all(path.startswith("/opt/downpour/") for path in paths)
-    version = host.run(["/opt/downpour/bin/downpour", "--version"])
+    version = host.run("/opt/downpour/bin/downpour", "--version")
     assert version.stdout.startswith("downpour "), version.stderr
 
 
-def test_executors_train_in_it(host: BareHost) -> None:
+def test_executors_train_in_it(host: Host) -> None:
     """`spark-submit --archives` trains in executors that unpack the archive themselves."""
     # The workers of such a master write next to Spark itself.
     linked = "mkdir /home/user/spark && ln -s /opt/spark/* /home/user/spark"
-    assert host.run(["sh", "-c", linked]).returncode == 0
+    assert host.run("sh", "-c", linked).returncode == 0
     spark = ["/home/user/spark/bin/spark-submit", "--master", "local-cluster[2,1,1024]"]
     spark += ["--archives", "/opt/downpour.tar.gz#environment"]
     spark += ["--conf", "spark.pyspark.python=./environment/bin/python"]
     spark += ["--conf", f"spark.pyspark.driver.python={PYTHON}", "--conf", "spark.ui.enabled=false"]
     train = ["/opt/downpour/spark_submit.py", "train", "--solver", "/opt/job/solver.prototxt"]
     train += ["--data", "/opt/job/data", "--out", "/home/user/run", "--shards-in", "processes"]
-    done = host.run([*spark, *train], {"SPARK_HOME": "/home/user/spark"})
+    environ = {"SPARK_HOME": "/home/user/spark", "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = host.run(*spark, *train, environ=environ)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     summary = json.loads(host.path("/home/user/run/summary.json").read_text())
     assert summary["updates"] == 80
