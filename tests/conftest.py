@@ -144,6 +144,7 @@ def running_ray() -> Iterator["RunningRay"]:
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
         file = Path(folder) / "token"
         file.write_text("0123456789abcdef" * 4)
+        file.chmod(0o600)
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
         port = free_port()
         with ray_head(Path(folder) / "r", token, port) as address:

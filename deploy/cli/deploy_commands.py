@@ -36,7 +36,8 @@ def check(
         ),
     ] = None,
     ray: Annotated[
-        str | None, typer.Option(help="A Ray's head, HOST:PORT.", show_default=False)
+        str | None,
+        typer.Option(help="Check the nodes of this Ray, too: HOST:PORT.", show_default=False),
     ] = None,
     executors: Annotated[
         int, typer.Option(min=1, max=4096, help="Wait for this many executors.")

@@ -16,17 +16,18 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from importlib.resources import files
 from pathlib import Path
 from platform import python_version
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import ray
 from ray._private import worker as ray_worker
 from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_LOG_MONITOR
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deploy.clusters.probe import check_ray
 from ps.launch.launch_plan import START_S
@@ -45,7 +46,29 @@ _STARTS = 3
 _TRIAL = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 # Ray rewrites 127.0.0.1 to an address of the network, but leaves the rest of 127/8 unchanged.
 _LOOPBACK = "127.0.0.2" if sys.platform == "linux" else None
+_LEFT = 1  # EXPECTED_TERMINATION among the reasons in Ray's gcs.proto
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's least: gradients travel over ZeroMQ, never through it.
+
+
+class RayNode(NamedTuple):
+    """A node of Ray: its id, its host and address, and the port of its raylet.
+
+    `death` says why it is counted as dead; it is empty for a node that lives.
+    """
+
+    id: str
+    host: str
+    address: str
+    port: int
+    death: str = ""
+
+
+class NodeOutput(NamedTuple):
+    """The result of a program on a node of Ray, or why there is none."""
+
+    node: RayNode
+    result: Any
+    error: str
 
 
 @contextmanager
@@ -136,15 +159,77 @@ def _start(folder: Path, options: Mapping[str, Any]) -> str:
     raise AssertionError("unreachable")
 
 
-@contextmanager
-def _running(address: str, namespace: str) -> Iterator[str]:
-    _try(address)
+def _running(address: str, namespace: str) -> AbstractContextManager[str]:
     # The nodes have the libraries, but perhaps not this build of our code.
     code = [str(files(package)) for package in PACKAGES if package != "deploy"]
+    return _join(address, namespace=namespace, runtime_env={"py_modules": code})
+
+
+@contextmanager
+def _join(address: str, **options: Any) -> Iterator[str]:
+    """Connect to a running Ray, with these options of ray.init, while the context lasts."""
+    _try(address)
     try:
-        yield _init(address, namespace=namespace, runtime_env={"py_modules": code})
+        yield _init(address, **options)
     finally:
         ray.shutdown()
+
+
+def run_on_nodes(
+    address: str, source: str, function: str, request: Mapping[str, Any], wait_s: float
+) -> list[NodeOutput]:
+    """Call a function of one argument, in Python source, on each node of the Ray at `address`.
+
+    Nodes need nothing but Ray: the source is compiled there. A node that is dead, fails, or has not
+    answered after `wait_s` seconds has an error. Raises what `connect` does.
+    """
+
+    def call(source: str, function: str, request: Mapping[str, Any]) -> Any:
+        module: dict[str, Any] = {"__name__": "program"}
+        exec(compile(source, "program", "exec", dont_inherit=True), module)  # our source
+        return module[function](request)
+
+    with _join(address):
+        task, calls = ray.remote(call), {}
+        nodes = list_nodes(ray.nodes())
+        for node in nodes:
+            if not node.death:
+                pinned = NodeAffinitySchedulingStrategy(node.id, soft=False)
+                options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": pinned}
+                calls[node.id] = task.options(**options).remote(source, function, request)
+        if calls:
+            ray.wait(list(calls.values()), num_returns=len(calls), timeout=wait_s)
+        return [_collect(node, calls.get(node.id), wait_s) for node in nodes]
+
+
+def _collect(node: RayNode, call: Any, wait_s: float) -> NodeOutput:
+    if call is None:
+        return NodeOutput(node, None, f"dead: {node.death}")
+    try:
+        return NodeOutput(node, ray.get(call, timeout=0), "")
+    except ray.exceptions.GetTimeoutError:
+        return NodeOutput(node, None, f"no answer in {wait_s:g} s")
+    except ray.exceptions.RayError as error:
+        return NodeOutput(node, None, _first_line(str(error)))
+
+
+def list_nodes(table: Iterable[Mapping[str, Any]]) -> list[RayNode]:
+    """The nodes in Ray's table, by host: those that live, and the last one to die at an address.
+
+    Ray remembers nodes that have left as planned, and former lives of a node: they are left out.
+    """
+    living, dead = [], {}
+    for entry in table:
+        address, port = entry["NodeManagerAddress"], int(entry["NodeManagerPort"])
+        node = RayNode(entry["NodeID"], entry["NodeManagerHostname"], address, port)
+        if entry["Alive"]:
+            living.append(node)
+        elif entry.get("DeathReason") != _LEFT:
+            death = str(entry.get("DeathReasonMessage") or "for a reason that Ray does not say")
+            dead[address] = node._replace(death=death)
+    for node in living:
+        dead.pop(node.address, None)
+    return sorted([*living, *dead.values()], key=lambda node: (node.host, node.address))
 
 
 def _init(address: str, **options: Any) -> str:

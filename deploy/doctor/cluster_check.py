@@ -2,7 +2,8 @@
 
 The driver's host comes first, then a tiny job on Spark, if one is named, runs the same probe on
 each host with an executor. While it runs this host listens on the ports of shards and copies, so
-that executors can try them; Spark's own ports are those of its driver and its executors.
+that executors can try them; Spark's own ports are those of its driver and its executors. Then a
+task on each node of Ray, if one is named, runs the probe there.
 """
 
 import inspect
@@ -29,6 +30,8 @@ from deploy.doctor.findings import (
     judge_connection,
     judge_executor,
     judge_host,
+    judge_ray_node,
+    judge_silent_node,
     judge_spark_start,
     judge_start,
 )
@@ -104,7 +107,8 @@ def check_cluster(plan: CheckPlan) -> Report:
     peer = servers[0][0] if servers else None
     facts = msgspec.convert(host_probe.read_facts(_request_for_driver(plan)), HostFacts)
     findings = [*judge_host(facts), *_judge_packages(plan), *_judge_store(plan.store)]
-    findings += [*_judge_ray(plan), *refused]
+    ray_refused = list(_judge_ray(plan))
+    findings += [*ray_refused, *refused]
     hosts = {f"{facts.host} (driver)": facts}
     remote: list[Finding] = []
     if plan.spark is not None and not refused and find_spec("pyspark") is not None:
@@ -119,7 +123,12 @@ def check_cluster(plan: CheckPlan) -> Report:
                 missing, answered = check_executors(session, plan, endpoints)
                 remote += [*in_use, *_judge_guards(session, plan), *missing]
                 hosts |= answered
-    return Report([*findings, *_judge_network(plan, peer), *remote], hosts)
+    if plan.ray is not None and not ray_refused:
+        missing, answered = check_ray_nodes(plan.ray, plan)
+        remote += missing
+        hosts |= answered
+    findings += [*_judge_network(plan, peer), *remote]
+    return Report(list(dict.fromkeys(findings)), hosts)  # a host may be in Spark and in Ray
 
 
 def check_master(url: str) -> None:
@@ -172,6 +181,40 @@ def check_executors(
             findings += judge_executor(facts, host_probe.PYTHON, requirements)
             findings += judge_clock(facts, before_s, after_s)
             findings += judge_host(facts, gpus=plan.gpus)
+    return findings, hosts
+
+
+def check_ray_nodes(address: str, plan: CheckPlan) -> tuple[list[Finding], dict[str, HostFacts]]:
+    """Run the probe on each node of the Ray at `address`; returns what is missing, and the facts.
+
+    A node has the network's `start_s` to answer.
+    """
+    from deploy.clusters import ray_cluster
+
+    requirements = list_requirements([])
+    names = ["ray", *(requirement.name for requirement in requirements)]
+    request = {"packages": names, "folders": _local_folders(plan.store)}
+    source, call = inspect.getsource(host_probe), host_probe.read_facts.__name__
+    wait_s = plan.network.start_s
+    before_s = time.time()
+    try:
+        outputs = ray_cluster.run_on_nodes(address, source, call, request, wait_s)
+    except DownpourError as error:
+        return [from_error(HOST_NAME, "Ray", error)], {}
+    after_s, findings, hosts = time.time(), [], {}
+    for node, result, fault in outputs:
+        if not node.death and (refused := host_probe.try_connection(node.address, node.port)):
+            label, *_ = _label(f"Ray's node {node.host}", node.address, node.port)
+            findings.append(judge_connection(HOST_NAME, label, refused))
+        if fault:
+            findings.append(judge_silent_node(node.host, node.address, fault))
+            continue
+        facts = msgspec.convert(result, HostFacts)
+        hosts[f"{facts.host} (Ray)"] = facts
+        version = host_probe.find_version("ray") or "none"
+        findings += judge_ray_node(facts, host_probe.PYTHON, version, requirements)
+        findings += judge_clock(facts, before_s, after_s)
+        findings += judge_host(facts)
     return findings, hosts
 
 

@@ -203,6 +203,30 @@ def judge_executor(
             )
 
 
+def judge_ray_node(
+    facts: HostFacts, python: str, ray: str, requirements: list[Requirement]
+) -> Iterator[Finding]:
+    """Yield what the Python of a Ray node lacks, for a driver with these two versions.
+
+    The base install is required there, and the driver's Ray exactly.
+    """
+    subject = f"Python of Ray's node ({facts.executable})"
+    remedy = "start the node from an environment like the driver's (downpour pack --extra server)"
+    if facts.python != python:
+        expected = f"version {python}, as the driver's"
+        yield Finding(facts.host, subject, expected, facts.python, remedy)
+    for requirement in [Requirement(f"ray=={ray}"), *requirements]:
+        fault = compare_version(requirement, facts.packages.get(requirement.name))
+        if fault is not None:
+            yield Finding(facts.host, subject, str(requirement), fault, remedy)
+
+
+def judge_silent_node(host: str, address: str, error: str) -> Finding:
+    """The finding for a node of Ray that ran no task, for the reason `error`."""
+    remedy = f"see /tmp/ray/session_latest/logs on {address}, and start the node again"
+    return Finding(host, f"node {address} of Ray", "it to run a task", quote(error), remedy)
+
+
 def judge_clock(facts: HostFacts, before_s: float, after_s: float) -> Iterator[Finding]:
     """Yield how far a host's clock is off, read between two times of the driver's clock.
 

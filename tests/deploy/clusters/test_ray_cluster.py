@@ -125,6 +125,30 @@ def test_who_may_not_join(
         ray_cluster._try(running_ray.address)
 
 
+def test_nodes_that_count() -> None:
+    """Of Ray's table count living nodes, and dead ones whose address no other life has taken."""
+
+    def entry(host: str, address: str, reason: int | None = None, text: str = "") -> dict[str, Any]:
+        facts = {"NodeID": f"{host} {reason}", "NodeManagerHostname": host, "NodeManagerPort": 7}
+        facts |= {"NodeManagerAddress": address, "Alive": reason is None}
+        return {**facts, "DeathReason": reason or 0, "DeathReasonMessage": text}
+
+    table = [
+        entry("lost", "10.0.0.4", 2, "health check failed"),
+        entry("two", "10.0.0.2"),
+        entry("one", "10.0.0.1", 2, "health check failed"),
+        entry("one", "10.0.0.1"),
+        entry("left", "10.0.0.3", 1, "drained"),
+        entry("gone", "10.0.0.5", 0),
+    ]
+    assert [(node.host, node.death) for node in ray_cluster.list_nodes(table)] == [
+        ("gone", "for a reason that Ray does not say"),
+        ("lost", "health check failed"),
+        ("one", ""),
+        ("two", ""),
+    ]
+
+
 def test_no_ray_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a port belongs to another server than Ray, the run gives up within the time set, in one
     line."""

@@ -2,12 +2,14 @@
 
 import inspect
 import json
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -22,6 +24,8 @@ from deploy.doctor.findings import (
     judge_clock,
     judge_executor,
     judge_host,
+    judge_ray_node,
+    judge_silent_node,
     judge_spark_start,
     judge_start,
 )
@@ -32,6 +36,9 @@ from tests.support.hosts import Host, hosts
 from tests.support.ports import free_port
 from worker import spark as spark_door
 from worker.job.network import ClusterNetwork
+
+if TYPE_CHECKING:
+    from tests.support.clusters import RunningRay
 
 NOW_S = 1_800_000_000.0
 MEGABYTE = 1_000_000
@@ -191,6 +198,47 @@ def test_a_python_that_does_not_start_well() -> None:
     )
 
 
+def test_nodes_of_ray() -> None:
+    """A node needs the driver's Python and Ray, and the base install; a silent one is named."""
+    node = msgspec.structs.replace(READY, packages={"numpy": "2.4.6", "ray": "2.50.0"})
+    lines = [str(line) for line in judge_ray_node(node, "3.12", "2.60.0", NEEDED[:1])]
+    remedy = "start the node from an environment like the driver's (downpour pack --extra server)"
+    assert lines == [
+        f"node: Python of Ray's node (/opt/python): expected {fault}; {remedy}"
+        for fault in (
+            "version 3.12, as the driver's, got 3.11",
+            "ray==2.60.0, got installed is 2.50.0",
+        )
+    ]
+    assert list(judge_ray_node(node, "3.11", "2.50.0", NEEDED[:1])) == []
+    assert str(judge_silent_node("node", "10.0.0.7", "no answer in 60 s")) == (
+        "node: node 10.0.0.7 of Ray: expected it to run a task, got no answer in 60 s;"
+        " see /tmp/ray/session_latest/logs on 10.0.0.7, and start the node again"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_running_ray(running_ray: "RunningRay", tmp_path: Path) -> None:
+    """A task on each node reads the facts there, of a Ray that requires a token."""
+    main = "from deploy.cli.app import main; main()"
+    options = ["--ray", running_ray.address, "--advertise", "127.0.0.1", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", main, "deploy", "check", *options, "--start-s", "300"],
+        env=os.environ | running_ray.token | {"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = json.loads(done.stdout)
+    here = socket.gethostname()
+    assert list(report["hosts"]) == [f"{here} (driver)", f"{here} (Ray)"], done.stderr
+    facts = report["hosts"][f"{here} (Ray)"]
+    assert facts["packages"]["ray"] == metadata.version("ray")
+    subjects = [finding["subject"] for finding in report["findings"]]
+    assert not [subject for subject in subjects if "Ray" in subject], report["findings"]
+
+
 def test_executors_that_cannot_reach_the_driver() -> None:
     """Where no executor comes, the ports that they need are named; other errors stay."""
     silent = GiveUp("Spark at m did not start: registered, but no executor ran a task in 60 s")
@@ -251,12 +299,13 @@ def test_faulty_hosts() -> None:
 
 
 @_ON_HOSTS
-def test_no_default_route() -> None:
+def test_no_default_route(tmp_path: Path) -> None:
     """Without a default route a driver has no address to give, and the remedy is in the line."""
     with hosts("driver") as lab:
         lab["driver"].name_host("driver", "10.88.0.1")
         main = "from deploy.cli.app import main; main()"
-        done = lab["driver"].run(sys.executable, "-c", main, "deploy", "check")
+        words = [sys.executable, "-c", main, "deploy", "check"]
+        done = lab["driver"].run(*words, environ={"HOME": str(tmp_path)})
         first, _ = done.stdout.splitlines()
         assert first == (
             "driver: listening on every address of driver: expected one that other hosts can reach,"
@@ -271,8 +320,9 @@ def test_executors_answer(spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
     plan = CheckPlan(network=ClusterNetwork(start_s=1), spark="local[2]", store=str(tmp_path))
     monkeypatch.setattr(spark.sparkContext, "pythonExec", sys.executable)
     findings, answered = check_executors(spark, plan, [("gone", "127.0.0.1", 1)])
-    assert [finding.subject for finding in findings] == ["port of gone"]
     ((name, facts),) = answered.items()
+    subjects = {finding.subject for finding in findings}
+    assert subjects - facts.secrets.keys() == {"port of gone"}, "besides a user's open secrets"
     assert name == facts.host == socket.gethostname()
     assert facts.folders[str(tmp_path)].error == ""
     assert list(tmp_path.iterdir()) == []
