@@ -5,6 +5,7 @@
     python deploy/examples/gpt_torch.py --text docs deploy  each learner reads one of the folders
     python deploy/examples/gpt_torch.py --in-step           each waits for the others at each step
     python deploy/examples/gpt_torch.py --alone             the plain script, in this process
+    python deploy/examples/gpt_torch.py --size 30M --device cuda
 
 `train` is a plain PyTorch script, and `learn` the same as a learner of a job. `serve` starts the
 shards, and prints the loss on text that no learner reads against tokens, seconds and bytes; with
@@ -33,6 +34,8 @@ import worker.torch
 DOCS = Path(__file__).parents[2] / "docs"
 SUFFIXES = (".md", ".txt", ".py")
 LETTERS, CONTEXT, BATCH, RATE = 256, 64, 8, 1e-3  # a letter is a byte of UTF-8
+SIZES = {"small": (32, 2, 2), "1M": (128, 5, 4), "30M": (512, 10, 8), "100M": (768, 14, 12)}
+"""Width, depth and heads; small has 36 thousand weights."""
 SPEEDS = {"w0": 6, "w1": 2, "w2": 1}
 FRAGMENTS = 5
 HOW: dict[str, Any] = {
@@ -69,9 +72,9 @@ class TransformerBlock(Module):  # type: ignore[misc]  # PyTorch is not checked
 
 
 class GPT(Module):  # type: ignore[misc]  # PyTorch is not checked
-    """The scores of each next letter; about a million weights, the head tied to the embedding."""
+    """The scores of each next letter, by a head that is tied to the embedding."""
 
-    def __init__(self, width: int = 128, depth: int = 5, heads: int = 4) -> None:
+    def __init__(self, width: int, depth: int, heads: int) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.embedding = Embedding(LETTERS, width)
@@ -86,9 +89,11 @@ class GPT(Module):  # type: ignore[misc]  # PyTorch is not checked
         return self.head(self.norm(self.blocks(self.embedding(letters) + self.position)))
 
 
-def make_model(*, small: bool) -> GPT:
-    """A model of a million weights, or one of 36 thousand for a try of some seconds."""
-    return GPT(32, 2, 2) if small else GPT()
+def make_model(size: str, device: str = "cpu") -> GPT:
+    """A model of one of `SIZES`, with the same weights at each call."""
+    model = GPT(*SIZES[size])
+    model.to(device)
+    return model
 
 
 def loss_of(model: Any, rows: Any) -> Any:
@@ -178,8 +183,8 @@ def follow(job: ps.Job, model: Any, tested: Any, learners: list[Any], records: A
 
 def serve(options: argparse.Namespace) -> float:
     """Start the shards and a learner of each speed, and follow them; returns the last loss."""
-    model = make_model(small=options.small)
-    tested = torch.cat([read_rows(path)[1][:100] for path in options.text])
+    model = make_model(options.size, options.device)
+    tested = torch.cat([read_rows(path)[1][:100] for path in options.text]).to(options.device)
     tables = worker.torch.fragments(model, 1 if options.in_step else FRAGMENTS)
     with (
         worker.start(tables, **HOW) as job,
@@ -207,10 +212,10 @@ def run_learner(options: argparse.Namespace) -> None:
     steps = round(options.steps / slower)
     if options.in_step:  # together as many as those that never wait
         steps = round(options.steps * sum(SPEEDS.values()) / fastest / len(SPEEDS))
-    batches = draw_batches(rows, steps, number, options.pace * slower)
+    batches = draw_batches(rows.to(options.device), steps, number, options.pace * slower)
     with ps.connect(options.job) as job:
         how = {**LINKS[options.link], "incarnation": options.incarnation}
-        learn(make_model(small=options.small), batches, job, name, **how)
+        learn(make_model(options.size, options.device), batches, job, name, **how)
 
 
 def parse_options() -> argparse.Namespace:
@@ -219,7 +224,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=480, help="of the fastest learner")
     parser.add_argument("--pace", type=float, default=0.25, help="seconds of its steps")
     parser.add_argument("--link", choices=LINKS, default="none", help="of each learner")
-    parser.add_argument("--small", action="store_true", help="a model of 36 thousand weights")
+    parser.add_argument("--size", choices=SIZES, default="1M", help="weights of the model")
+    parser.add_argument("--device", default="cpu", help="of models and batches, such as cuda:0")
     parser.add_argument("--in-step", action="store_true", help="learners wait for each other")
     parser.add_argument("--out", type=Path, help="the folder to record the run in")
     parser.add_argument("--alone", action="store_true", help="train without shards")
@@ -237,9 +243,9 @@ def main() -> None:
     if options.learner is not None:
         run_learner(options)
     elif options.alone:
-        model, (rows, tested) = make_model(small=options.small), read_rows(options.text[0])
-        train(model, draw_batches(rows, options.steps, 0))
-        print(f"loss {loss_of(model, tested[:100]).item():.3f}")
+        model, (rows, tested) = make_model(options.size, options.device), read_rows(options.text[0])
+        train(model, draw_batches(rows.to(options.device), options.steps, 0))
+        print(f"loss {loss_of(model, tested[:100].to(options.device)).item():.3f}")
     else:
         print(f"loss {serve(options):.3f}")
 

@@ -88,10 +88,9 @@ def test_gpt(tmp_path: Path) -> None:
     """
     pytest.importorskip("torch")
     docs = DEMO.parent / "docs"
-    command = (
-        f"{sys.executable} {DEMO}/examples/gpt_torch.py --small --link slow --steps 144".split()
-    )
-    command += ["--pace", "0.02", "--text", *(f"{docs}/{kind}" for kind in ("tutorials", "how-to"))]
+    command = f"{sys.executable} {DEMO}/examples/gpt_torch.py --size small --link slow".split()
+    command += ["--steps", "144", "--pace", "0.02"]
+    command += ["--text", *(f"{docs}/{kind}" for kind in ("tutorials", "how-to"))]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     *_, heading, first = done.stdout.splitlines()[: WORKERS + 2]
@@ -111,6 +110,22 @@ def test_gpt_changes_few_lines() -> None:
     lines = difflib.unified_diff([x.strip() for x in plain], [x.strip() for x in learner], n=0)
     changed = [line for line in lines if line[0] == "+" and line[1] != "+"]
     assert 0 < len(changed) <= 10
+
+
+def test_gpt_comes_in_sizes() -> None:
+    """Each has about as many weights as its name says; those for a GPU are not allocated here."""
+    torch = pytest.importorskip("torch")
+    from deploy.examples.gpt_torch import SIZES, make_model
+
+    with torch.device("meta"):
+        models = [make_model(size, "meta") for size in SIZES]
+        counts = [sum(weights.numel() for weights in model.parameters()) for model in models]
+    assert dict(zip(SIZES, counts, strict=True)) == {
+        "small": 35_712,
+        "1M": 1_032_576,
+        "30M": 31_688_704,
+        "100M": 99_477_504,
+    }
 
 
 def test_factorisation_machine() -> None:

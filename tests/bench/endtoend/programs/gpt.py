@@ -39,7 +39,7 @@ def _read_options() -> argparse.Namespace:
 def make_gpt() -> GPT:
     """The model that the options ask for, with the same weights in every process."""
     torch.set_num_threads(1)
-    return make_model(small=_read_options().small)
+    return make_model("small" if _read_options().small else "1M")
 
 
 class Learner:
