@@ -20,7 +20,8 @@ of them breaks. For every promise there is at least one:
   `a_dense_table_is_applied_without_its_rows`, `one_half_of_a_split_push_counts_twice`,
   `a_move_loses_a_row`, `a_mean_leaves_out_pushes_without_the_row`,
   `a_row_and_its_slot_are_of_two_versions`, `first_values_differ_between_copies`,
-  `a_late_report_is_merged`, `a_report_weighs_twice`, `a_merge_keeps_its_reports`
+  `a_late_report_is_merged`, `a_report_weighs_twice`, `a_merge_keeps_its_reports`,
+  `a_merge_takes_the_momentum_of_another_version`
 - untorn: `a_version_is_overwritten_while_it_is_sent`, `a_view_differs_from_what_was_sent`
 - one cut: `a_cut_ignores_pushes_that_other_shards_have`
 - a resharding is final: `a_hand_over_is_answered_before_the_backup_has_it`

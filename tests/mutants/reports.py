@@ -1,6 +1,9 @@
 """Mutants of the reports to a quorum."""
 
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
@@ -80,3 +83,22 @@ def a_repeated_acknowledgement_names_no_dropped_push(patch: Patch) -> None:
 
     original = Ledger.record
     patch.setattr(Ledger, "record", record)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL, seed=5)
+def a_merge_takes_the_momentum_of_another_version(patch: Patch) -> None:
+    """The rule's momentum stays as it was before the merge, though the weights move on."""
+
+    def merge_reports(self: Updates, tables: Iterable[str]) -> None:
+        tables = [*tables]
+        former = {table: momentum_of(self, table).copy() for table in tables}
+        original(self, tables)
+        for table, momentum in former.items():
+            momentum_of(self, table)[:] = momentum
+
+    def momentum_of(updates: Updates, table: str) -> Any:
+        part: Any = updates._parameters.parts[table]
+        return part._slots[0] if part.spec.rule.slot_names else np.empty(0)
+
+    original = Updates.merge_reports
+    patch.setattr(Updates, "merge_reports", merge_reports)
