@@ -8,6 +8,7 @@
    cuts them off (up to 64 KB, IFF_VNET_HDR), so the rate is one of payload, within a thousandth. */
 
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <linux/if.h>
 #include <linux/if_tun.h>
@@ -81,7 +82,8 @@ static double give(struct way *way) {
     double at = now();
     while (way->first && way->first->due <= at) {
         struct packet *packet = way->first;
-        if (write(way->out, packet->bytes, packet->size) < 0)
+        /* EIO: the device is not up yet, and its first announcements may be lost. */
+        if (write(way->out, packet->bytes, packet->size) < 0 && errno != EIO)
             perror("write");
         way->first = packet->next;
         if (!way->first)
