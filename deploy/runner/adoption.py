@@ -44,7 +44,7 @@ def _points(updates: Path, began: float) -> Iterator[SeriesPoint]:
         yield SeriesPoint(
             time=began + seconds,
             seconds=seconds,
-            updates=steps,
+            steps=steps,
             samples=total.samples,
             loss=fresh.loss_mean,
             samples_per_s=fresh.samples / (seconds - before) if seconds > before else None,

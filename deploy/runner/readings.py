@@ -35,7 +35,7 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     time: float
     seconds: float
-    updates: int
+    steps: int
     samples: int
     loss: float | None
     samples_per_s: float | None
@@ -107,7 +107,7 @@ class FigureTally:
             point=SeriesPoint(
                 time=now,
                 seconds=readings.elapsed_s,
-                updates=readings.steps,
+                steps=readings.steps,
                 samples=samples,
                 loss=readings.loss,
                 samples_per_s=readings.samples_per_s,
@@ -146,7 +146,7 @@ class ReadingFiles:
         with suppress(OSError):
             with whole_file(self._newest) as partial:
                 partial.write_bytes(msgspec.json.encode(reading))
-            if reading.point.updates and reading.time - self._last >= self._interval:
+            if reading.point.steps and reading.time - self._last >= self._interval:
                 self._add(reading.point)
 
     def _add(self, point: SeriesPoint) -> None:
@@ -174,7 +174,7 @@ def read_newest(folder: Path) -> Reading | None:
 
 
 def read_series(path: Path) -> list[SeriesPoint]:
-    """The points of a series that count, in order; `updates` never falls from one to the next.
+    """The points of a series that count, in order; `steps` never falls from one to the next.
 
     A rollback makes the points void that are beyond where the job continued. A torn last line is
     left out.
@@ -184,7 +184,7 @@ def read_series(path: Path) -> list[SeriesPoint]:
         for line in path.read_bytes().splitlines():
             with suppress(*UNDECODABLE):
                 point = msgspec.json.decode(line, type=SeriesPoint)
-                while points and points[-1].updates > point.updates:
+                while points and points[-1].steps > point.steps:
                     points.pop()
                 points.append(point)
     return points

@@ -334,7 +334,7 @@ def _add_details(router: APIRouter, dependencies: RouteDependencies) -> None:
     def series(
         job: JobId,
         names: Annotated[str, Query(description="Columns, by comma.")] = "loss",
-        x: Literal["updates", "samples", "seconds"] = "updates",
+        x: Literal["steps", "samples", "seconds"] = "steps",
         points: Annotated[int, Query(ge=2, le=2000)] = 600,
         form: Annotated[Literal["json", "csv"], Query(alias="format")] = "json",
     ) -> Response:

@@ -16,7 +16,7 @@ FIGURES = (
     "goodput",
     "staleness_p50",
     "staleness_p99",
-    "updates",
+    "steps",
 )
 _OWN = {"out", "snapshots", "logs"}  # these differ by themselves
 
@@ -50,7 +50,7 @@ def differences(settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
 def curve(
     store: JobStore, row: JobRow, names: list[str], x: str, points: int
 ) -> tuple[list[float], dict[str, list[Any]]]:
-    """Columns of a job's series over updates, samples or seconds; `points` points at most.
+    """Columns of a job's series over steps, samples or seconds; `points` points at most.
 
     The newest point is among them. The axis never falls.
     """

@@ -44,7 +44,7 @@ class ServiceMetrics(Collector):
         for state, count in self._store.counts().items():
             jobs.add_metric([state], count)
         yield jobs
-        updates = CounterMetricFamily("downpour_job_updates", "Steps applied.", labels=["job"])
+        steps = CounterMetricFamily("downpour_job_steps", "Steps taken.", labels=["job"])
         loss = GaugeMetricFamily("downpour_job_loss", "The training loss.", labels=["job"])
         stale = GaugeMetricFamily(
             "downpour_job_staleness_updates", "Median staleness of updates.", labels=["job"]
@@ -63,7 +63,7 @@ class ServiceMetrics(Collector):
                 alerts.add_metric([row.id, alert], 1)
             attempts.add_metric([row.id], row.attempt)
             for metric, name in (
-                (updates, "steps"),
+                (steps, "steps"),
                 (loss, "loss"),
                 (stale, "staleness_p50"),
                 (useful, "goodput"),
@@ -71,7 +71,7 @@ class ServiceMetrics(Collector):
                 value = row.head.get(name)
                 if value is not None:
                     metric.add_metric([row.id], value)
-        yield from (updates, loss, stale, useful, attempts, alerts, running)
+        yield from (steps, loss, stale, useful, attempts, alerts, running)
         yield from self._shards()
         free = free_bytes(self._store.folder(""))
         if free is not None:

@@ -195,7 +195,7 @@ def _add_results(router: APIRouter, store: JobStore, folder: Path, render: Rende
         """Jobs next to each other."""
         ids = list(dict.fromkeys(job for ids_text in jobs for job in ids_text.split(",") if job))
         rows = find_visible(store, sender, ids[:MAX_JOBS])
-        return render("compare.html", sender, found=compare(store, rows, "loss", "updates", 2))
+        return render("compare.html", sender, found=compare(store, rows, "loss", "steps", 2))
 
     @router.get("/experiments")
     def show_experiments(sender: Sender) -> str:

@@ -135,7 +135,7 @@ def _add_comparisons(router: APIRouter, store: JobStore, folder: FilePath) -> No
         sender: Sender,
         jobs: Annotated[str, Query(description="Ids, by comma.", max_length=4000)],
         name: Annotated[str, Query(description="A column of the series.")] = "loss",
-        x: Literal["updates", "samples", "seconds"] = "updates",
+        x: Literal["steps", "samples", "seconds"] = "steps",
         points: Annotated[int, Query(ge=2, le=2000)] = 600,
     ) -> Response:
         """Jobs next to each other: a curve of each, figures, and the settings that differ."""

@@ -556,7 +556,7 @@ class Supervisor:
 
 
 _HEAD = (
-    "loss", "accuracy", "goodput", "samples_per_s", "samples", "updates", "waiting",
+    "loss", "accuracy", "goodput", "samples_per_s", "samples", "waiting",
     "staleness_p50", "staleness_p99", "staleness_max", "clock_gap",
 )  # fmt: skip
 

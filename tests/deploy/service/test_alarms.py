@@ -41,7 +41,7 @@ def reading(waiting: int = 0, workers: int = 4, **more: Any) -> Reading:
         shards=(),
     )  # fmt: skip
     point = SeriesPoint(
-        time=1.0, seconds=1.0, updates=1, samples=1, loss=1.0, samples_per_s=None,
+        time=1.0, seconds=1.0, steps=1, samples=1, loss=1.0, samples_per_s=None,
         staleness_p50=None, staleness_p99=None, staleness_max=None, clock_gap=0, waiting=waiting,
     )  # fmt: skip
     given = {"staleness": [], "times_s": {}, "holds": {}, **more}

@@ -107,7 +107,7 @@ def _fill(running: Running, job: str) -> None:
     (run / "weights.safetensors").touch()
     write_snapshot(run / "snapshots", 50, steps=100)
     point = SeriesPoint(
-        time=1.0, seconds=1.0, updates=10, samples=80, loss=0.5, samples_per_s=None,
+        time=1.0, seconds=1.0, steps=10, samples=80, loss=0.5, samples_per_s=None,
         staleness_p50=1.0, staleness_p99=2.0, staleness_max=3, clock_gap=1, waiting=0,
     )  # fmt: skip
     series = running.service.store.folder(job) / "readings" / "series.jsonl"

@@ -205,7 +205,7 @@ def test_logs_are_read_from_the_end_and_continued(service: Running) -> None:
 
 
 def test_series(idle: Running) -> None:
-    """Columns are drawn over updates, samples or seconds, thinned to the points asked for."""
+    """Columns are drawn over steps, samples or seconds, thinned to the points asked for."""
     job = idle.submit("train")
     figures: dict[str, Any] = {
         "samples_per_s": None, "staleness_p50": 1.0, "staleness_p99": 3.0, "staleness_max": 4,
@@ -213,7 +213,7 @@ def test_series(idle: Running) -> None:
     }  # fmt: skip
     points = [
         SeriesPoint(
-            time=100.0 + n, seconds=float(n), updates=10 * n, samples=80 * n, loss=1 / n, **figures
+            time=100.0 + n, seconds=float(n), steps=10 * n, samples=80 * n, loss=1 / n, **figures
         )
         for n in range(1, 101)
     ]
@@ -223,8 +223,8 @@ def test_series(idle: Running) -> None:
     found = idle.http.get(f"{url}?names=loss,staleness_p99&x=samples&points=10").json()
     assert found["x"] == [80 * n for n in range(1, 101, 11)]
     assert found["series"]["loss"][0] == 1.0
-    lines = idle.http.get(f"{url}?names=loss&x=updates&format=csv&points=2000").text.splitlines()
-    assert (lines[0], len(lines)) == ("updates,loss", 101)
+    lines = idle.http.get(f"{url}?names=loss&x=steps&format=csv&points=2000").text.splitlines()
+    assert (lines[0], len(lines)) == ("steps,loss", 101)
     assert idle.http.get(f"{url}?names=password").status_code == 422
 
 

@@ -121,7 +121,7 @@ def test_a_comparison_shows_what_differs(idle: Running) -> None:
     jobs = [idle.submit("train", name=f"job {number}") for number in range(2)]
     idle.ask(jobs[1], "set", settings={"staleness": 9})
     point = SeriesPoint(
-        time=1.0, seconds=1.0, updates=10, samples=80, loss=0.5, samples_per_s=None,
+        time=1.0, seconds=1.0, steps=10, samples=80, loss=0.5, samples_per_s=None,
         staleness_p50=1.0, staleness_p99=2.0, staleness_max=3, clock_gap=1, waiting=0,
     )  # fmt: skip
     path = idle.service.store.folder(jobs[0]) / "readings" / "series.jsonl"
@@ -222,7 +222,7 @@ def test_a_run_of_train_is_adopted(idle: Running, tmp_path: Path) -> None:
     assert (adopted.state, adopted.snapshot, adopted.name) == ("PAUSED", "5", "run")
     points = read_series(idle.service.store.folder(adopted.id) / "readings" / "series.jsonl")
     assert len(points) == 2000
-    assert (points[-1].updates, points[-1].samples, points[-1].loss) == (6000, 6000 * 64, 0.5)
+    assert (points[-1].steps, points[-1].samples, points[-1].loss) == (6000, 6000 * 64, 0.5)
     assert adopt(idle.service.store.folder(adopted.id)) == 2000
     with pytest.raises(BadInput, match="expected a run without a job"):
         idle.service.admission.adopt(run, None, "default")
@@ -235,20 +235,20 @@ def test_curves_of_a_job_that_recovered_never_step_back(idle: Running) -> None:
     job = idle.submit("train")
     series = idle.service.store.folder(job) / "readings" / "series.jsonl"
     point = SeriesPoint(
-        time=0.0, seconds=0.0, updates=0, samples=0, loss=1.0, samples_per_s=1.0, accuracy=0.5,
+        time=0.0, seconds=0.0, steps=0, samples=0, loss=1.0, samples_per_s=1.0, accuracy=0.5,
         staleness_p50=0.0, staleness_p99=0.0, staleness_max=0, clock_gap=0, waiting=0,
     )  # fmt: skip
     steps = [*range(1, 1001), *range(700, 1100)]
     lines = [
         msgspec.json.encode(
             msgspec.structs.replace(
-                point, time=100.0 + n, seconds=float(n), updates=step, samples=64 * step
+                point, time=100.0 + n, seconds=float(n), steps=step, samples=64 * step
             )
         )
         for n, step in enumerate(steps)
     ]
     series.write_bytes(b"\n".join(lines) + b"\n")
-    for x, last in (("updates", 1099), ("samples", 64 * 1099), ("seconds", len(steps) - 1)):
+    for x, last in (("steps", 1099), ("samples", 64 * 1099), ("seconds", len(steps) - 1)):
         for points in (7, 600, 2000):
             where = f"names=loss&x={x}&points={points}"
             found = idle.http.get(f"/api/v1/jobs/{job}/series?{where}").json()["x"]

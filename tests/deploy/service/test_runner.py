@@ -132,7 +132,7 @@ def test_points_that_a_rollback_made_void_are_left_out(tmp_path: Path) -> None:
         steps = second - 41
         later.write(tally.reading(2, float(second), readings(steps=steps), steps, None))
     points = read_series(tmp_path / "series.jsonl")
-    assert [point.updates for point in points] == [*range(1, 61), *range(60, 70)]
+    assert [point.steps for point in points] == [*range(1, 61), *range(60, 70)]
     assert [point.time for point in points] == [*range(1, 61), *range(101, 111)]
 
 
