@@ -28,6 +28,15 @@ def pack(
             show_default="copied from this environment",
         ),
     ] = None,
+    level: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=9,
+            help="gzip's level: 1 packs sooner, 9 makes it smaller.",
+            show_default="gzip's own",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     check: Annotated[
         bool,
@@ -38,11 +47,12 @@ def pack(
 
     Spark takes it as --archives. No network is used.
     """
+    from deploy.clusters.archive import LEVEL
     from deploy.clusters.archive import pack as write_archive
     from deploy.clusters.archive_check import check_archive
 
     if check:
-        if extra or wheelhouse is not None or force:
+        if extra or wheelhouse is not None or level is not None or force:
             raise BadInput("--check", expected="no other option", got="one that builds an archive")
         facts = check_archive(archive)
         made_of = (
@@ -53,7 +63,7 @@ def pack(
         )
         typer.echo(f"{archive}: for {facts.machine}; {made_of}; no link leaves it")
         return
-    packed = write_archive(archive, extra, wheelhouse, force)
+    packed = write_archive(archive, extra, wheelhouse, force, level or LEVEL)
     contents, packages = packed.manifest, format_count(len(packed.manifest.packages), "package")
     typer.echo(
         f"{archive}: {archive.stat().st_size / 1e6:.0f} MB, {packed.unpacked_bytes / 1e6:.0f} MB"

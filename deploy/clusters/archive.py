@@ -46,6 +46,8 @@ from shards.errors import BadInput, GiveUp
 from worker.spark.code_archive import PACKAGES
 
 SUBMIT = "spark_submit.py"
+LEVEL = 6
+"""The usual level of compression: gzip's own."""
 _SUFFIXES = (".tar.gz", ".tgz")
 _PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 _STDLIB = Path("lib") / _PYTHON
@@ -93,14 +95,18 @@ class Packed(NamedTuple):
 
 
 def pack(
-    out: Path, extras: Sequence[str] = (), wheelhouse: Path | None = None, force: bool = False
+    out: Path,
+    extras: Sequence[str] = (),
+    wheelhouse: Path | None = None,
+    force: bool = False,
+    level: int = LEVEL,
 ) -> Packed:
     """Write an archive with this Python, this project and its packages to `out`, a .tar.gz.
 
     It has what an executor needs, and the packages of further `extras`. With a `wheelhouse`, a
     folder of wheels, all packages are installed from there; without one, those of this environment
-    are copied. Needs no network. Raises BadInput, before anything is written, for packages that are
-    missing or have links out of the archive.
+    are copied. `level` is gzip's, 1 to 9. Needs no network. Raises BadInput, before anything is
+    written, for packages that are missing or have links out of the archive.
     """
     _check_target(out, force)
     if wheelhouse is not None and not wheelhouse.is_dir():
@@ -127,7 +133,7 @@ def pack(
         check_links(root)
         _try_out(root, wanted)
         with whole_file(out) as partial:
-            size = _write_tar(root, partial)
+            size = _write_tar(root, partial, level)
     return Packed(out, size, manifest)
 
 
@@ -336,12 +342,12 @@ def _run_new_python(root: Path, *words: str, may_fail: bool = False) -> str:
     return done.stdout
 
 
-def _write_tar(root: Path, target: Path) -> int:
+def _write_tar(root: Path, target: Path, level: int = LEVEL) -> int:
     """Write everything below `root`, in order and with one time and owner; returns its bytes."""
     size = 0
     with (
         target.open("wb") as raw,
-        gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
+        gzip.GzipFile("", "wb", compresslevel=level, fileobj=raw, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
     ):
         for path in _members(root):
