@@ -8,12 +8,11 @@ The SDK's workers (ps/worker.py) and the training loop (worker/training/training
 They check what a user passes; here only the options of a client are checked. The client is a thin
 driver: the session of its cluster connection (ps/transport/cluster_connection.py) decides what to
 send, and the client waits. It has no receiving thread: a call to pull or push processes what has
-arrived, and sleeps at the sockets themselves.
-While the caller computes, ZeroMQ's thread keeps sending and receiving, so a prefetched pull and an
-unacknowledged push cost the caller no time. A small thread renews the lease regularly, so that a
-long computation is not mistaken for a crash. When the job is resharded, the client opens another
-cluster connection to the new shards. A call while another thread is inside one raises BadInput:
-each thread needs a client of its own.
+arrived, and sleeps at the sockets themselves. While the caller computes, ZeroMQ's thread sends and
+receives, so a prefetched pull and an unacknowledged push cost the caller no time. A small thread
+renews the lease, so that a long computation is not mistaken for a crash. When the job is resharded,
+the client opens another cluster connection to the new shards. A call while another thread is inside
+one raises BadInput: each thread needs a client of its own.
 """
 
 import time
@@ -39,7 +38,7 @@ from ps.session.row_requests import Gather
 from ps.session.session import Session
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
-from ps.snapshots.residual_writer import ResidualWriter
+from ps.snapshots.residual_writer import LOOK_S, ResidualWriter
 from ps.snapshots.worker_state import NO_STATE, Arrays, OwnState, WorkerState
 from ps.storage import Place
 from ps.transport.cluster_connection import ClusterConnection, connect_successor, establish
@@ -295,8 +294,7 @@ class Client(ClientContext):
         tokens: int = 0,
         window: int = 0,
     ) -> None:
-        """Send the gradient of `steps` steps. Waits only while `in_flight` earlier pushes are
-        unacknowledged.
+        """Send the gradient of `steps` steps. Waits while `in_flight` pushes are unacknowledged.
 
         The gradient is one float32 array of all dense tables, of shape (layout.size,), or a mapping
         from names to arrays of shape (table.size,), and rows of sparse tables. Tables that it omits
@@ -428,7 +426,7 @@ class Client(ClientContext):
         return self._current.connection.transports
 
     def write_requested_state(self) -> None:
-        """Write this worker's state if a snapshot wants it; pulls and pushes do so, too."""
+        """Write this worker's state if a snapshot wants it; what waits for an answer does, too."""
         self.check_process()
         if self.residual_writer is not None and self.residual_writer.requested:
             self._write_residual()
@@ -488,6 +486,7 @@ class Client(ClientContext):
         """Write this worker's state for a snapshot of the shards, in the background."""
         if self.residual_writer is not None and (state := self.copy_state()) is not None:
             self.residual_writer.write(*state)
+            self.residual_writer.await_end(self._turn)
 
     # --- resharding -------------------------------------------------------------------------------
 
@@ -542,8 +541,7 @@ class Client(ClientContext):
     def _enter(self, kind: type[Pull | Push] | None) -> float:
         """A call begins: record how long the caller was busy, and process what arrived meanwhile.
 
-        After a brief absence, arrivals are left to be processed with later ones. Returns the
-        present time.
+        After a brief absence, arrivals are left to be processed with later ones. Returns the time.
         """
         if self._closed:  # tested here, because a function call costs time at each push
             self._check_open()
@@ -554,12 +552,14 @@ class Client(ClientContext):
             if deadline is not None and (deadline <= now or self._current.links.waiting):
                 self._turn(0.0)
         self._pacing.listens = True
-        if self.residual_writer is not None and self.residual_writer.requested:
-            self._write_residual()
         return now
 
     def _turn(self, timeout: float | None = None) -> None:
         """Wait up to `timeout` seconds for the next arrival or deadline, and handle it."""
+        if (writer := self.residual_writer) is not None:
+            if writer.requested:  # also while it waits: the last snapshot's makes all workers wait
+                self._write_residual()
+            timeout = LOOK_S if timeout is None else min(timeout, LOOK_S)
         connection = self._current
         if connection.successors is None:  # it is set if Ctrl-C interrupted an earlier reshard
             if connection.torn:

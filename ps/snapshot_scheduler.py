@@ -8,7 +8,7 @@ reported, and the training continues.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -131,14 +131,27 @@ class SnapshotScheduler(ClosingContext):
         assert self._under_way is None, "the snapshot in progress is of the former shards"
         self._cluster = cluster
 
-    def save(self, states: Sequence[ShardState], patience_s: float = 0.0) -> str | None:
+    def stop_workers(self, workers: Mapping[str, tuple[int, int]], patience_s: float) -> None:
+        """Have workers write their states, if they have any, and push no more.
+
+        `workers` are the incarnation and the last push of each that trains. Shards that are
+        exported afterwards have the same pushes. After `patience_s` seconds it waits no longer.
+        """
+        if not self._worker_states:
+            return
+        try:
+            gather_residuals(self._catalog.store, workers, patience_s, last=True)
+        except OSError as error:
+            self._warn_of("states", error)
+
+    def save(self, states: Sequence[ShardState]) -> str | None:
         """Write these states now, after a snapshot in progress; returns the path of theirs.
 
-        On failure it reports the error and returns None, whatever `latest` is. Live workers are
-        given `patience_s` seconds for their own.
+        On failure it reports the error and returns None, whatever `latest` is. Of the workers'
+        states it takes those that are there.
         """
         self._finish()
-        self._begin(partial(self._write, states, patience_s))
+        self._begin(partial(self._write, states, 0.0))
         return self.latest if self._finish(training=False) else None
 
     def close(self) -> None:
@@ -180,8 +193,7 @@ class SnapshotScheduler(ClosingContext):
         try:
             residuals, self._missing = gather_residuals(self._catalog.store, expected, patience_s)
         except OSError as error:  # the states are worth a snapshot by themselves
-            uri = self._catalog.store.place
-            self._logger.warning("states of workers in %s: %s", uri, error.strerror)
+            self._warn_of("states", error)
             residuals, self._missing = [], list(expected)
         return residuals
 
@@ -192,8 +204,11 @@ class SnapshotScheduler(ClosingContext):
                 sweep_residuals(self._catalog.store)
                 sweep_saves(self._catalog.store)
             except OSError as error:
-                uri = self._catalog.store.place
-                self._logger.warning("old states of workers in %s: %s", uri, error.strerror)
+                self._warn_of("old states", error)
+
+    def _warn_of(self, states: str, error: OSError) -> None:
+        place = self._catalog.store.place
+        self._logger.warning("%s of workers in %s: %s", states, place, error.strerror)
 
     def _finish(self, *, training: bool = True) -> bool:
         """Wait for the snapshot in progress, and report how it went; False if it failed, or there

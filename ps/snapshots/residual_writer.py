@@ -10,10 +10,14 @@ writer waits a while, puts the states into the snapshot's own folder, and names 
 manifest. A worker's file stays until the worker has written two newer ones: the snapshot for which
 it was written may still need it after the worker's final one.
 
-When a worker writes, it has already pushed a few times since the snapshot. The part of its residual
-that these pushes have sent is in no file, and is lost after a restart from the snapshot. The
-opposite, a residual from before a push that the shards hold, would send values twice; such a file
-is never used.
+For the last snapshot of a job whose workers still train the workers come first. The request says
+so: each writes its state and then pushes no more. When all have, the driver takes the shards'
+states, which then have exactly the pushes of the workers' states.
+
+When a worker writes for another snapshot, it has already pushed a few times since. The part of its
+residual that these pushes have sent is in no file, and is lost after a restart from the snapshot.
+The opposite, a residual from before a push that the shards hold, would send values twice; such a
+file is never used.
 
 All of this is best effort: workers must be able to reach the place of the snapshots. A worker that
 does not answer only delays the snapshot, which is then made without its state; the writer reports
@@ -54,12 +58,19 @@ _NOTE, _ARRAYS, _WANTED = ".json", ".safetensors", "wanted"
 _MAX_NOTE_BYTES = 1 << 20
 _POLL_S = 0.1  # between two checks of a snapshot's writer that waits
 _WORKER_POLL_S = 2.0  # between two checks of a worker, for as long as it runs
+LOOK_S = 0.5
+"""Between two looks of a worker that waits for an answer whether its state is requested."""
+_END_S = 300.0  # longer than the end of a job takes
 
 
 class _ResidualRequest(msgspec.Struct, frozen=True):
-    """The content of `wanted`: the incarnation and the least push number, by worker."""
+    """The content of `wanted`: the incarnation and the least push number, by worker.
+
+    With `last`, each worker is to write its state and then wait for its end.
+    """
 
     workers: dict[str, tuple[int, int]]
+    last: bool = False
 
 
 class ResidualWriter:
@@ -72,6 +83,8 @@ class ResidualWriter:
         """Raises BadInput if `uri` is not a path or URI of a store."""
         self.failure = ""
         self.requested = False
+        self._last = False  # whether the job's last snapshot has requested the state
+        self._final = False  # whether that state is written
         self._store = open_store(uri).below(FOLDER)
         self._worker, self._incarnation = worker, incarnation
         self._logger = logger(__name__, job=job, worker=worker)
@@ -84,8 +97,17 @@ class ResidualWriter:
 
     def write(self, state: WorkerState, arrays: Arrays) -> None:
         """Start writing a state; the caller must not change the arrays afterwards."""
-        self.requested, self._seq = False, state.seq
+        self.requested, self._seq, self._final = False, state.seq, self._last
         self._writes.put(partial(self._write, state, arrays))
+
+    def await_end(self, turn: Callable[[float], None]) -> None:
+        """After the state for the job's last snapshot, call `turn` until this process is ended.
+
+        A job that has not ended it after five minutes trains on.
+        """
+        until = time.monotonic() + _END_S
+        while self._final and time.monotonic() < until:
+            turn(LOOK_S)
 
     def begin_save(self, *, waits: bool) -> bool:
         """Return whether `save` may be called now; `waits`: in any case, at a worker's end."""
@@ -117,7 +139,7 @@ class ResidualWriter:
     def _is_requested(self) -> bool:
         try:
             content = content_of(self._store, _WANTED, _MAX_NOTE_BYTES)
-            requested = checked_json.decode(content, _ResidualRequest, required=True).workers
+            request = checked_json.decode(content, _ResidualRequest, required=True)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -125,8 +147,11 @@ class ResidualWriter:
             return False
         except (BadInput, *UNDECODABLE):  # it is being written
             return False
-        incarnation, seq = requested.get(self._worker, (-1, 0))
-        return incarnation == self._incarnation and seq > self._seq
+        incarnation, seq = request.workers.get(self._worker, (-1, 0))
+        if incarnation != self._incarnation:
+            return False
+        self._last = request.last
+        return not self._final if request.last else seq > self._seq
 
     def _fail(self, error: OSError) -> None:
         # Reading and writing may fail in turn, with different errors: only the first is reported.
@@ -162,16 +187,20 @@ def find_residuals(states: Sequence[ShardState]) -> dict[str, tuple[int, int]]:
 
 
 def gather_residuals(
-    snapshots: Store, expected: Mapping[str, tuple[int, int]], patience_s: float
+    snapshots: Store,
+    expected: Mapping[str, tuple[int, int]],
+    patience_s: float,
+    *,
+    last: bool = False,
 ) -> tuple[list[tuple[str, SavedWorkerState]], list[str]]:
-    """Collect the residuals that `awaited` names; asks for them and waits at most `patience_s` s.
+    """Collect the residuals that are `expected`; asks for them and waits at most `patience_s` s.
 
-    Returns file and note of each in the order of worker names, and the workers without a
-    missing. Raises OSError.
+    With `last`, these workers push no more when they have written theirs. Returns file and note of
+    each in the order of worker names, and the workers without one. Raises OSError.
     """
     store = snapshots.below(FOLDER)
     if patience_s > 0:
-        store.put(_WANTED, [checked_json.encode(_ResidualRequest(dict(expected)))])
+        store.put(_WANTED, [checked_json.encode(_ResidualRequest(dict(expected), last))])
     until = time.monotonic() + patience_s
     while True:
         residuals: dict[str, tuple[str, SavedWorkerState]] = {}

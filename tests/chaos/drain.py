@@ -1,11 +1,12 @@
 """End runs by SIGTERM at random moments: no acknowledged push may be missing in what they leave.
 
-    python -m tests.chaos.drain --runs 50
+    python -m tests.chaos.drain --runs 50 [--states]
 
 Each run trains with two workers, which count in files what the shards have acknowledged to them:
 every push adds one to the worker's own weight. After SIGTERM the run takes a snapshot and leaves.
 Each weight there must be at least its worker's count, and at most one more, the push that was under
-way. A traceback on standard error counts as a failure.
+way. A traceback on standard error counts as a failure. With `--states` pushes are compressed, by a
+codec that is exact here, so workers keep states: the snapshot must have both, of these pushes.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import numpy as np
 import ps
 import worker
 from deploy.clusters.java import spark_environment
-from ps.snapshots.catalog import SnapshotCatalog
+from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from shards.repartition import whole_weights
 from tests.support.eventually import eventually
 from worker.spark import start_session
@@ -42,13 +43,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="End runs by SIGTERM; nothing may be lost.")
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--states", action="store_true")
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train is not None:
-        return train(options.train)
+        return train(options.train, states=options.states)
     moments, failed, slowest = random.Random(options.seed), 0, 0.0
     for run in range(options.runs):
-        seconds, faults = end_run(moments.uniform(0.0, 2.0))
+        seconds, faults = end_run(moments.uniform(0.0, 2.0), states=options.states)
         slowest, failed = max(slowest, seconds), failed + bool(faults)
         print(f"run {run}: left in {seconds:.1f} s: {faults or 'ok'}", flush=True)
     kept = options.runs - failed
@@ -59,11 +61,12 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def end_run(after_s: float) -> tuple[float, str]:
+def end_run(after_s: float, *, states: bool) -> tuple[float, str]:
     """Start a run, end it by SIGTERM; returns its seconds from there, and what was wrong."""
     with tempfile.TemporaryDirectory(prefix="downpour-drain-") as name:
         folder = Path(name)
         command = [sys.executable, "-m", "tests.chaos.drain", "--train", name]
+        command += ["--states"] if states else []
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
 
         def is_training() -> bool:
@@ -76,7 +79,9 @@ def end_run(after_s: float) -> tuple[float, str]:
         process.send_signal(signal.SIGTERM)
         _, printed = process.communicate()
         seconds = time.monotonic() - began
-        faults = judge(_acknowledged(folder), _weights(folder))
+        snapshot = SnapshotCatalog(folder / "snapshots").newest_good()
+        faults = judge(_acknowledged(folder), _weights(snapshot))
+        faults += judge_states(snapshot) if states else []
         if process.returncode != 130:
             faults.append(f"exit status {process.returncode}")
         if b"Traceback" in printed:
@@ -93,23 +98,35 @@ def judge(acknowledged: list[int], weights: list[float]) -> list[str]:
     ]
 
 
+def judge_states(snapshot: LoadedSnapshot) -> list[str]:
+    """The workers without a state in the snapshot, or with one of another push than the shards."""
+    pushes = snapshot.states[0].saved.ledger.entries
+    saved = {state.worker: state.seq for state in snapshot.manifest.residuals}
+    return [
+        f"{worker}: state of push {saved.get(worker)}, push {entry.seq} at the shards"
+        for worker, entry in pushes.items()
+        if saved.get(worker) != entry.seq
+    ]
+
+
 def _acknowledged(folder: Path) -> list[int]:
     """Each worker's acknowledged pushes: it appends a byte to a file for each."""
     files = [folder / f"acknowledged-{number}" for number in range(_WORKERS)]
     return [file.stat().st_size if file.exists() else 0 for file in files]
 
 
-def _weights(folder: Path) -> list[float]:
-    """Each worker's weight in the newest snapshot."""
-    snapshot = SnapshotCatalog(folder / "snapshots").newest_good()
+def _weights(snapshot: LoadedSnapshot) -> list[float]:
+    """Each worker's weight in a snapshot."""
     manifest = snapshot.manifest
     arena = whole_weights(snapshot.states, manifest.layout, manifest.map)
     return [float(weight) for weight in arena[:_WORKERS]]
 
 
-def train(folder: Path) -> int:
+def train(folder: Path, *, states: bool) -> int:
     """Train until SIGTERM, in a process of its own; returns the exit status."""
-    params = ps.Dense.like({"w": np.zeros(_WORKERS, np.float32)}, rate=1.0)
+    compression = ps.Compression.parse("threshold:0.5" if states else "none")
+    zeros = {"w": np.zeros(_WORKERS, np.float32)}
+    params = ps.Dense.like(zeros, rate=1.0, compression=compression)
     with sigterm_too(_GOAL_S), suppress(KeyboardInterrupt), SafeExitStack() as stack:
         session = stack.enter_context(
             start_session(None, _WORKERS, app="drain", env=spark_environment())

@@ -74,9 +74,12 @@ def kill_executors() -> Commands:
 
 
 @register(CHECKS, "drain", duration="RUNS times half a minute")
-def end_runs(runs: str = "50", seed: str = "1") -> Commands:
-    """End runs by SIGTERM: no acknowledged push is missing in their snapshots, left within 20 s."""
-    yield module("tests.chaos.drain", runs=runs, seed=seed)
+def end_runs(runs: str = "50", seed: str = "1", states: str = "") -> Commands:
+    """End runs by SIGTERM: no acknowledged push is missing in their snapshots, left within 20 s.
+
+    STATES=1 is for workers that keep states, which the snapshots must have, too.
+    """
+    yield module("tests.chaos.drain", *(["--states"] if states else []), runs=runs, seed=seed)
 
 
 @register(CHECKS, "fuzz", duration="minutes")

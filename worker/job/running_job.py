@@ -23,7 +23,7 @@ from ps.snapshot_scheduler import SnapshotScheduler
 from shards.errors import BadInput, DownpourError
 from shards.messages import LiveSettings
 from shards.repartition import whole_weights
-from shards.shard_status import ShardStatus
+from shards.shard_status import ShardStatus, Standing
 from worker import spark
 from worker.job.outcome import Notices, Observer, Outcome
 from worker.job.run_control import (
@@ -73,7 +73,6 @@ class RunningJob:
         self.control = control
         self.observer = observer
         self.notify = notify
-        self._last: list[ShardState] | None = None
         self._former_statuses: list[ShardStatus] = []
         self._snapshot: str | None = None  # of the final weights
         self._stopped = False  # whether a worker's function or the observer has ended the run
@@ -90,13 +89,13 @@ class RunningJob:
         with record_interrupt() as pressed:
             reports = self._train(pressed)
             self._follow(waits=True)
-            states = self._last or self.job_shards.admin.export()
-            if self._last is None and self.job.snapshot_at_end:
+            states = self.job_shards.admin.export()
+            if self.job.snapshot_at_end:
                 self._save(states)
             if self.evaluator is not None:
                 self.evaluator.finish(pressed.is_set)
             interrupted = pressed.is_set()
-            if self._last is None and interrupted and not self.job.snapshot_at_end:
+            if interrupted and not self.job.snapshot_at_end:
                 self._save(states)
             # The observer may raise, so it is called only after the weights are saved.
             statuses = self._look()
@@ -130,7 +129,6 @@ class RunningJob:
             if future.done():
                 return future.result()
             self._hold_pushes()
-            self._save_with_workers()
             self._cancel(future)
             return []
         except DownpourError as error:
@@ -305,23 +303,24 @@ class RunningJob:
         """Have the shards hold what is pushed from now on, until they end.
 
         The last snapshot then has every push that a worker was answered for, although workers push
-        until they are cancelled. If the shards do not come together, it is taken without. Where
-        workers save their own states, it is not done: one writes its state only when its next push
-        is answered.
+        until they are cancelled. If the shards do not come together, it is taken without. Workers
+        that keep states first write them and stop, because none writes while its push is held.
         """
-        if not (self.job_shards.moving or self.job.saves_worker_states):
-            with suppress(DownpourError):
-                self.job_shards.admin.quiesce(_HELD_S)
+        if self.job_shards.moving:
+            return
+        with suppress(DownpourError):
+            if self.snapshotter is not None and self.job.saves_worker_states:
+                trains = {
+                    worker.worker: (worker.incarnation, worker.seq)
+                    for worker in self.job_shards.admin.status()[0].workers
+                    if worker.standing is Standing.ACTIVE and worker.worker != STOP
+                }
+                self.snapshotter.stop_workers(trains, _STATES_S)
+            self.job_shards.admin.quiesce(_HELD_S)
 
-    def _save_with_workers(self) -> None:
-        """Take the last snapshot before the workers are cancelled, if it needs their states."""
-        if self.snapshotter is not None and self.job.saves_worker_states:
-            self._last = self.job_shards.admin.export()
-            self._save(self._last, _STATES_S)
-
-    def _save(self, states: Sequence[ShardState], patience_s: float = 0.0) -> None:
+    def _save(self, states: Sequence[ShardState]) -> None:
         if self.snapshotter is not None:
-            self._snapshot = self.snapshotter.save(states, patience_s)
+            self._snapshot = self.snapshotter.save(states)
 
     def _end_with_snapshot(self) -> str:
         """Where to resume from after an error, in words: a new snapshot if the shards are alive."""

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from ps.snapshots.manifest import damage
 from ps.snapshots.residual_writer import FOLDER, gather_residuals, saved_residual, sweep_residuals
 from ps.snapshots.shard_file import StateFile
 from ps.snapshots.worker_state import SavedWorkerState
-from shards.errors import BadInput
+from shards.errors import BadInput, Fenced
 from shards.rules import Momentum
 from shards.schedules import Fixed
 from tests.support.eventually import eventually
@@ -47,10 +48,12 @@ def _workers_look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residual_writer, "_WORKER_POLL_S", 0.02)
 
 
-def client_of(cluster: Cluster, push: str, incarnation: int = 0, **options: Any) -> Client:
+def client_of(
+    cluster: Cluster, push: str, incarnation: int = 0, worker: str = "w", **options: Any
+) -> Client:
     return Client(
         cluster,
-        worker="w",
+        worker=worker,
         incarnation=incarnation,
         compression=Compression.parse(push),
         **options,
@@ -135,6 +138,45 @@ def test_a_snapshot_gets_the_residual_of_a_running_worker(push: str, tmp_path: P
             finish(client, last + STEPS)
             read.append(console.read().tobytes())
     assert read[0] != read[1], "the residual counts"
+
+
+def test_workers_stop_for_the_last_snapshot(tmp_path: Path) -> None:
+    """Each writes its state and pushes no more, also one that waits at the gate for the others.
+
+    So the shards and the states are of the same pushes.
+    """
+
+    def train(client: Client) -> None:
+        with suppress(Fenced):
+            while True:
+                step(client)
+
+    told: list[str] = []
+    with served() as (cluster, console), snapshotter(cluster, tmp_path, told) as taker:
+        names = ("a", "b")
+        clients = [client_of(cluster, "int8", worker=name, keep=tmp_path) for name in names]
+        threads = [Thread(target=train, args=(client,)) for client in clients]
+        for thread in threads:
+            thread.start()
+
+        def pushes() -> list[int]:
+            return [worker.seq for worker in console.status()[0].workers]
+
+        eventually(lambda: min(pushes()) > 2, because="both workers push")
+        trains = {one.worker: (one.incarnation, one.seq) for one in console.status()[0].workers}
+        taker.stop_workers(trains, 120.0)
+        console.quiesce(120.0)
+        taker.save(console.export())
+        successors = [client_of(cluster, "int8", 1, name) for name in names]
+        for thread in threads:
+            thread.join()
+        for client in (*clients, *successors):
+            client.abort()
+    snapshot = SnapshotCatalog(tmp_path).newest_good()
+    saved = {state.worker: state.seq for state in snapshot.manifest.residuals}
+    for shard in snapshot.states:
+        assert saved == {name: entry.seq for name, entry in shard.saved.ledger.entries.items()}
+    assert [line for line in told if "without" in line] == []
 
 
 def test_the_last_snapshot_holds_the_last_residual(tmp_path: Path) -> None:
