@@ -7,13 +7,16 @@ standalone master of Spark and the head of Ray run on one host, a worker of Spar
 on each of two others; none sees a checkout or a Python of the system. `spark-submit` on the first
 trains LeNet, with shards in Ray and workers in Spark, and tests it. A case has hosts with a default
 route or without one, and shards that are encrypted or not; then Spark's processes authenticate
-each other, and Ray requires a token.
+each other, and Ray requires a token. At last the run is resumed on this machine without a cluster,
+from a copy of its snapshots.
 
 It needs root and namespaces. At the end of a case no process, segment or device of it is left.
 """
 
 import argparse
 import json
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +27,7 @@ from pathlib import Path
 from subprocess import STDOUT, Popen
 
 from tests.bench.report import Goal, goals
+from tests.programs.table import downpour
 from tests.support.eventually import eventually
 from tests.support.fresh_clone import ROOT
 from tests.support.hosts import Host, bare_hosts, missing_for_bare_hosts
@@ -35,6 +39,7 @@ CASES = {
     for guard in ("plain", "guarded")
 }
 _LIMIT_S = 900.0
+_MORE = 10  # steps after the run is resumed elsewhere
 _HOME = "/home/user"
 _PYTHON = "/opt/downpour/bin/python"
 _DEMO = "/opt/downpour/demo"
@@ -93,8 +98,23 @@ def run_case(case: str, folder: Path, unpacked: Path, executor: Path, steps: int
             assert unpacked_there, f"no executor has run on {host.name}"
         cluster_file = head.path(f"{_HOME}/lenet/cluster.json").read_text()
         assert "127.0.0.1" not in cluster_file
+        resume_here(folder, head.path(f"{_HOME}/lenet/snapshots"), steps)
         holders = [host.holder for host in hosts]
     eventually(lambda: not any(holder.is_running() for holder in holders), because="all has ended")
+
+
+def resume_here(folder: Path, snapshots: Path, steps: int) -> None:
+    """Resume from a copy of the snapshots on this machine: no cluster, no Ray, and one shard."""
+    store, out = folder / "store", folder / "resumed"
+    shutil.copytree(snapshots, store)
+    words = ["train", "--resume", store, "--solver", ROOT / "deploy/demo/lenet_solver.prototxt"]
+    words += ["--data", ROOT / "deploy/demo/mnist", "--out", out, "--workers", "2"]
+    words += ["--shards", "1", "--shards-in", "processes", "--max-iter", steps + _MORE]
+    done = subprocess.run(downpour(*words), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["updates"] == 2 * (steps + _MORE), summary
+    assert summary["test_accuracy"] > 0.8, summary
 
 
 def submit_command(head: Host, words: list[str], *, guarded: bool) -> list[str]:

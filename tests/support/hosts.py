@@ -161,7 +161,7 @@ class Host:
 
 def missing_for_bare_hosts() -> str | None:
     """Return why no bare hosts can be made here, if so."""
-    for program in ("nsenter", "unshare", "chroot", "java"):
+    for program in ("nsenter", "setpriv", "unshare", "chroot", "java"):
         if shutil.which(program) is None:
             return f"hosts need {program}"
     return missing()
@@ -255,10 +255,11 @@ def _hold(
 ) -> psutil.Process:
     """Start the process that keeps a host's namespaces, once they are prepared.
 
-    A host with processes of its own ends with it, and everything that ran there.
+    A host with processes of its own ends with it, and everything that ran there. It ends with the
+    thread that calls this, too, so a test that is killed leaves no host.
     """
     process = subprocess.Popen(
-        ["unshare", *spaces, "sh", "-c", script, "sh", *words],
+        ["setpriv", "--pdeathsig", "KILL", "unshare", *spaces, "sh", "-c", script, "sh", *words],
         env=environ,
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
