@@ -353,6 +353,13 @@ def _describe_setting(trial: Trial) -> str:
     texts.append(f"tested on {trial.tested}{' held out' if trial.held_out else ''}")
     if trial.until_error >= 0:
         texts.append(f"until {trial.until_error:g} %")
+    usual = Trial()
+    others = ("schedule", "decay", "fragments", "on_stale")
+    texts += [
+        f"{name} {value}"
+        for name in others
+        if (value := getattr(trial, name)) != getattr(usual, name)
+    ]
     return "; ".join(texts)
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from PIL import Image
 
 from deploy.experiments.shapes import averages, failures
 from deploy.experiments.shapes.base import ShapeOutcome, load_outcomes
 from deploy.experiments.statistics import mean_interval, median_interval
 from deploy.experiments.trials import TrialResult
 from shards.aggregation import Average
+from tests.bench.pictures import save_small
 
 mpl.use("agg")
 
@@ -181,10 +181,7 @@ def draw(number: int, outcome: ShapeOutcome | None, path: Path) -> None:
     if axes[0][0].get_legend_handles_labels()[0]:
         axes[0][0].legend(frameon=False, fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    with Image.open(path) as drawn:  # few colours: a third of the size
-        drawn.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
-    plt.close(figure)
+    save_small(figure, path)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """A sweep: its file, its runner, which may be killed at any moment, and its report."""
 
+import csv
 import errno
 import html
 import itertools
@@ -20,7 +21,7 @@ from deploy.experiments.runner import Folder, judge_sweep, run_sweep
 from deploy.experiments.shapes.base import Check, Preset, ShapeOutcome, ShapeVerdict, keep
 from deploy.experiments.sweeps import read_sweep
 from deploy.experiments.trial_limits import TrialLimits
-from deploy.experiments.trial_table import write_table
+from deploy.experiments.trial_table import COLUMNS, write_table
 from deploy.experiments.trials import Trial, rule_named, run_trial
 from shards.errors import BadInput
 from shards.rules import Momentum
@@ -330,6 +331,26 @@ def test_the_committed_report_is_that_of_the_example() -> None:
     assert "36 of 36 trials done" in page
     rows = (folder / "slow-link.csv").read_text().splitlines()
     assert len(rows) == 1 + len(sweep.trials)
+
+
+def test_the_committed_table_tells_trials_apart() -> None:
+    """No two trials of the shapes have all settings in common, and the page has them all, too."""
+    folder = ROOT / "docs" / "measurements" / "reports"
+    with (folder / "shapes.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    settings = COLUMNS[2 : COLUMNS.index("error")]
+    names: dict[tuple[str, ...], set[str]] = {}
+    for row in rows:
+        key = row["from"], *(row[column] for column in settings)
+        names.setdefault(key, set()).add(row["name"])
+    assert [alike for alike in names.values() if len(alike) > 1] == []
+    page = (folder / "shapes.html").read_text()
+    delayed = [row["name"] for row in rows if row["from"] == "shape 12" and row["delays"] == "32"]
+    assert len(delayed) == 35
+    trials = dict(re.findall(r"<tr><td>(\w{16})</td>((?:<td>[^<]*</td>)+)", page))
+    assert all("delays 0 to 32; tested on 2000" in trials[name] for name in delayed)
+    assert {row["name"] for row in rows} == set(trials)
 
 
 def test_processes_give_the_same_files(tmp_path: Path) -> None:
