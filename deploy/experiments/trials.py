@@ -194,8 +194,9 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
 
 _SOURCES = (
     "cached_ssp", "character_model", "cluster", "continued", "fragment_cut", "images", "jobs",
-    "lenet", "logistic", "lossy_diloco", "problem", "rate_schedules", "timing_simulation",
-    "trace_training", "training_simulation", "trials", "workloads",
+    "lenet", "logistic", "lossy_diloco", "own_problems", "problem", "rate_schedules",
+    "timing_simulation", "torch_problem", "trace_training", "training_simulation", "trials",
+    "workloads",
 )  # fmt: skip
 
 

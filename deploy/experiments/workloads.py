@@ -10,6 +10,7 @@ from deploy.experiments.character_model import CharacterModel, text_read
 from deploy.experiments.images import Mlp, mnist
 from deploy.experiments.lenet import LeNetImages
 from deploy.experiments.logistic import Logistic
+from deploy.experiments.own_problems import digest_problem, make_problem, names_module
 from deploy.experiments.problem import BLOCK, Batch, Measurement, Workload
 from shards.errors import BadInput
 from shards.tables import DenseTable, TensorSpec
@@ -65,7 +66,8 @@ _DEPTHS = ("1", "2", "4", "6")
 def workload_of(
     name: str, batch: int = 4, tested: int = 10_000, *, held_out: bool = False
 ) -> Workload:
-    """A workload by name: mlp, mlp:128-64 of these hidden sizes, deep:N of N times 64; or BadInput.
+    """A workload by name: mlp, mlp:128-64 of these hidden sizes, deep:N of N times 64; or one of a
+    user's module, my_module:Problem. Raises BadInput.
 
     With `held_out` it is measured on a part of the training data that its batches leave out; `quad`
     has no data.
@@ -88,10 +90,12 @@ def workload_of(
             return CharacterModel(batch, tested, held_out=held_out)
         case "deep" if option in _DEPTHS:
             return Mlp(batch, (64,) * int(option), tested, held_out=held_out)
+    if kind not in WORKLOADS and names_module(name):
+        return make_problem(name, batch, tested, held_out=held_out)
     raise BadInput(
         "workload",
         expected=f"one of {', '.join(WORKLOADS)}, mlp:128-64 (hidden sizes), mlp:digits,"
-        f" deep as deep:{', '.join(_DEPTHS)}",
+        f" deep as deep:{', '.join(_DEPTHS)}, or my_module:Problem",
         got=f"{name!r}",
     )
 
@@ -106,12 +110,14 @@ def _hidden_sizes(text: str) -> tuple[int, ...] | None:
 
 @cache
 def data_digest(name: str) -> str:
-    """The digest of the data that a workload reads; empty if it reads none."""
+    """The digest of the data that a workload reads, and of a user's module; empty for none."""
     match name.partition(":")[0]:
         case "l1" | "mlp" | "deep" | "lenet":
             parts = [part.tobytes() for part in mnist()]
         case "charlm":
             parts = [text_read().tobytes()]
+        case _ if names_module(name):
+            return digest_problem(name, workload_of(name))
         case _:
             return ""
     digest = hashlib.sha256()
