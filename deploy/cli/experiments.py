@@ -326,6 +326,71 @@ def fit(
 
 
 @app.command()
+def advise(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run folder, its updates.parquet, or an imported run's.", show_default=False
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, max=4096, help="Without RUN: the workers.", show_default=False),
+    ] = None,
+    step_s: Annotated[
+        float | None,
+        typer.Option(min=0, help="Without RUN: the seconds of a step.", show_default=False),
+    ] = None,
+    link: Annotated[
+        str, typer.Option(help="Without RUN: the link, as for train.", show_default="none")
+    ] = "",
+    workload: Annotated[
+        str, typer.Option(help="The problem to compare on, also my_module:Problem.")
+    ] = "mlp",
+    batch: Annotated[int, typer.Option(min=1, help="Rows in a gradient.")] = 16,
+    gradients: Annotated[
+        int, typer.Option(min=80, help="Gradients of all workers together in a trial.")
+    ] = 4000,
+    seeds: Annotated[int, typer.Option(min=6, max=1000, help="Trials of each candidate.")] = 8,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="The error in percent to reach.",
+            show_default="1.2 times the least at the end",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder of the sweep.")] = Path(
+        "runs/experiments/advice"
+    ),
+    jobs: Jobs = 1,
+) -> None:
+    """Recommend a strategy and a staleness bound for a cluster, with the evidence.
+
+    The cluster is fitted to a real run, or given by --workers, --step-s and --link. Candidates are
+    ranked by the simulated seconds to an error; nothing is advised where the runs do not separate
+    them.
+    """
+    from deploy.experiments.calibration import fit_run
+    from deploy.experiments.recommendation import AdviceSettings, describe_cluster, recommend
+
+    settings = AdviceSettings(
+        workload=workload, batch=batch, gradients=gradients, seeds=seeds, target=target
+    )
+    if run is None:
+        section = describe_cluster(workers, step_s, link)
+    else:
+        if workers is not None or step_s is not None or link:
+            raise BadInput("exp advise", expected="a RUN, or a cluster by options", got="both")
+        fit = fit_run(run)
+        typer.echo(f"# {fit.quality}")
+        section = fit.section
+    typer.echo(section)
+    for line in recommend(section, settings, out, jobs=jobs, note=lambda _: None).lines():
+        typer.echo(line)
+
+
+@app.command()
 def replay(sweep: SweepFile) -> None:
     """Run the first trial of each point for real, and replay it: the weights must be the same.
 

@@ -1,0 +1,216 @@
+"""A strategy and a staleness bound for a cluster, by a sweep of candidates on it.
+
+The cluster is fitted to a real run (calibration.py) or measured. Each candidate has the rate that
+is best for it, chosen on seeds and rows of their own. Candidates are ranked by the median time to
+an error, in virtual seconds. One is advised if it is within a tenth of the fastest in 95 % of the
+bootstrap draws of the seeds; otherwise nothing is advised, because the runs do not separate the
+fastest ones.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct
+
+from deploy.experiments.runner import Folder, run_sweep
+from deploy.experiments.statistics import TargetTimes, draw_medians, median_interval
+from deploy.experiments.sweep_tuning import tune_sweep
+from deploy.experiments.sweeps import Sweep, read_sweep
+from deploy.experiments.trials import TrialResult
+from shards import argument_checks
+from shards.errors import BadInput, GiveUp
+
+FIRST_SEED = 1000  # apart from those that choose rates
+NEAR = 1.1  # times the fastest
+SURE = 0.95
+_REACH = 1.2  # times the least error, which is the target unless one is given
+_LOOKS = 80
+_CANDIDATES: tuple[tuple[str, int | None], ...] = (
+    ("bsp", None),
+    ("ssp", 1),
+    ("ssp", 4),
+    ("ssp", 16),
+    ("asp", None),
+    ("easgd:tau=5", None),
+    ("easgd:tau=20", None),
+)
+
+
+class AdviceSettings(Struct, frozen=True, kw_only=True):
+    """The problem that candidates are compared on, for how long, and to which error in percent.
+
+    Without a `target` it is 1.2 times the least median error at the end of a candidate.
+    """
+
+    workload: str = "mlp"
+    batch: int = 16
+    gradients: int = 4000
+    seeds: int = 8
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        argument_checks.whole("seeds", self.seeds, 6, 1000)  # fewer have no interval
+        argument_checks.whole("gradients", self.gradients, _LOOKS)
+        if self.target is not None:
+            argument_checks.number("target", self.target, least=0, expected="0 or more")
+
+
+class Candidate(NamedTuple):
+    """A strategy with its bound and its rate, and its times to the target, one a seed."""
+
+    strategy: str
+    bound: int | None
+    rate: float
+    staleness: float
+    times: TargetTimes
+
+    @property
+    def name(self) -> str:
+        return self.strategy if self.bound is None else f"{self.strategy}, bound {self.bound}"
+
+    @property
+    def flags(self) -> str:
+        """The options of `downpour train`."""
+        bound = "" if self.bound is None else f" --staleness {self.bound}"
+        return f"--strategy {self.strategy}{bound}"
+
+
+class Ranked(NamedTuple):
+    """A candidate with the bootstrap probability that it is within a tenth of the fastest."""
+
+    candidate: Candidate
+    near: float
+
+
+class Recommendation(NamedTuple):
+    """The candidates, the fastest first, and the error in percent that they were timed to."""
+
+    target: float
+    ranked: list[Ranked]
+
+    @property
+    def advised(self) -> Candidate | None:
+        """The fastest of those that are surely near; None if none is."""
+        sure = [one.candidate for one in self.ranked if one.near >= SURE]
+        return sure[0] if sure else None
+
+    def lines(self) -> list[str]:
+        """The ranking as a table, and last the advice or why there is none."""
+        heading = f"{'seconds to ' + format(self.target, '.3g') + ' % error':28}"
+        out = [f"{'strategy':24}{'rate':>8}{'staleness':>11}  {heading}within a tenth"]
+        for candidate, near in self.ranked:
+            out.append(
+                f"{candidate.name:24}{candidate.rate:8.3g}{candidate.staleness:11.2f}"
+                f"  {_show_times(candidate.times):28}{near:.2f}"
+            )
+        return [*out, self._advise()]
+
+    def _advise(self) -> str:
+        best = self.advised
+        if best is not None:
+            others = [one.candidate.name for one in self.ranked if one.near >= SURE][1:]
+            equal = f"; as near: {', '.join(others)}" if others else ""
+            return f"advised: {best.flags}{equal}"
+        if not any(math.isfinite(one.candidate.times.median) for one in self.ranked):
+            return "nothing is advised: no candidate reaches the target in half of its runs"
+        names = [one.candidate.name for one in self.ranked if one.near > 1 - SURE]
+        return f"nothing is advised: these runs do not separate {', '.join(names)}; try more seeds"
+
+
+def rank_candidates(candidates: Sequence[Candidate], target: float) -> Recommendation:
+    """Rank candidates with the same seeds by their median times; a miss is infinite."""
+    medians = draw_medians([candidate.times.values for candidate in candidates])
+    least = medians.min(0)
+    near = (np.isfinite(least) & (medians <= NEAR * least)).mean(1)
+    ranked = [Ranked(*pair) for pair in zip(candidates, near.tolist(), strict=True)]
+    ranked.sort(key=lambda one: (one.candidate.times.median, -one.near))
+    return Recommendation(target, ranked)
+
+
+def write_sweep(section: str, settings: AdviceSettings) -> str:
+    """The sweep of the candidates as TOML; `section` is that of the cluster."""
+    lists = [
+        f'[[list]]\nstrategy = "{strategy}"' + ("" if bound is None else f"\nstaleness = {bound}")
+        for strategy, bound in _CANDIDATES
+    ]
+    last = FIRST_SEED + settings.seeds - 1
+    return "\n".join(
+        [
+            'name = "advice"',
+            f"seeds = [{FIRST_SEED}, {last}]",
+            f'workload = "{settings.workload}"',
+            f"batch = {settings.batch}",
+            f"gradients = {settings.gradients}",
+            f"look_every = {settings.gradients // _LOOKS}",
+            "tested = 2000",
+            'rate = "best"',
+            "",
+            section,
+            "",
+            *lists,
+            "",
+        ]
+    )
+
+
+def recommend(
+    section: str,
+    settings: AdviceSettings,
+    out: Path,
+    *,
+    jobs: int = 1,
+    note: Callable[[str], None] = print,
+) -> Recommendation:
+    """Run the sweep of the candidates in a folder, or what is left of it there, and rank them."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "advice.toml"
+    file.write_text(write_sweep(section, settings))
+    sweep = tune_sweep(read_sweep(file), out, jobs=jobs, note=note)
+    status = run_sweep(sweep, out, jobs=jobs, note=note)
+    if status.failed:
+        raise GiveUp(f"{out}: {status}; the reasons are in {out / 'failed'}")
+    return rank_results(_load_results(sweep, out), settings.target)
+
+
+def rank_results(
+    levels: Sequence[Sequence[TrialResult]], target: float | None = None
+) -> Recommendation:
+    """Rank the results of candidates, a list of seeds for each."""
+    if target is None:
+        ends = [np.median([result.error for result in results]) for results in levels]
+        target = _REACH * float(min(ends))
+    candidates = []
+    for results in levels:
+        points = [result.first_below(target) for result in results]
+        times = (math.inf if point is None else point.seconds for point in points)
+        trial = results[0].trial
+        bound = None if trial.strategy == "bsp" else trial.staleness  # that of bsp is always 0
+        staleness = float(np.mean([result.mean_staleness for result in results]))
+        candidates.append(
+            Candidate(trial.strategy, bound, trial.rate, staleness, TargetTimes(tuple(times)))
+        )
+    return rank_candidates(candidates, target)
+
+
+def _load_results(sweep: Sweep, out: Path) -> list[list[TrialResult]]:
+    folder = Folder(out)
+    return [
+        [result for trial in point.trials if (result := folder.load(trial)) is not None]
+        for point in sweep.points
+    ]
+
+
+def describe_cluster(workers: int | None, step_s: float | None, link: str) -> str:
+    """The section of a sweep for workers with even steps on equal links; raises BadInput."""
+    if workers is None or step_s is None:
+        raise BadInput("exp advise", expected="a RUN, or --workers and --step-s", got="neither")
+    times = f"times = {{ mean_s = {step_s:g}, cv = 0.1 }}"
+    return f'[cluster]\nworkers = {workers}\n{times}\nlink = "{link}"'
+
+
+def _show_times(times: TargetTimes) -> str:
+    missed = f" ({times.misses} missed)" if times.misses else ""
+    return f"{median_interval(times.values)}{missed}"
