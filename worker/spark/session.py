@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
+from subprocess import TimeoutExpired
 from threading import Thread, current_thread, main_thread
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -317,7 +318,10 @@ def _without_stacks() -> Iterator[None]:
 
 
 def _stop(gateway: Any) -> None:
-    """End the session, then its JVM, which exits when its standard input closes."""
+    """End the session, then its JVM, which exits when its standard input closes.
+
+    It is killed after `_EXIT_S` seconds.
+    """
     try:
         if session := SparkSession._instantiatedSession:
             with suppress(*SPARK_ERRORS), catch_warnings(action="ignore"):
@@ -328,7 +332,8 @@ def _stop(gateway: Any) -> None:
             gateway.shutdown()
         gateway.proc.stdin.close()
         try:
-            gateway.proc.wait(_EXIT_S)
+            with suppress(TimeoutExpired):
+                gateway.proc.wait(_EXIT_S)
         finally:
             gateway.proc.kill()
             gateway.proc.wait()

@@ -6,19 +6,24 @@ Each runs in a process of its own, for a process has one session at a time and t
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyspark
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from deploy.clusters.java import spark_environment
 from shards.errors import BadInput
 from tests.chaos.namespaces import missing
 from tests.support.eventually import eventually
 from tests.support.hosts import hosts
+from worker.spark import session as session_module
 from worker.spark import start_session
 
 ROOT = Path(__file__).parents[3]
@@ -181,6 +186,16 @@ def test_a_host_without_names_or_routes(tmp_path: Path) -> None:
         " no executor ran a task in 90 s; Spark's log says: "
     )
     assert len(done.stdout.splitlines()) == 1
+
+
+def test_a_jvm_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session ends without an error all the same: the JVM is killed."""
+    monkeypatch.setattr(session_module, "_EXIT_S", 0.1)
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    jvm = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
+    session_module._stop(SimpleNamespace(proc=jvm, shutdown=lambda: None))
+    assert jvm.returncode == -signal.SIGKILL
 
 
 def test_second_session(spark: Any) -> None:
