@@ -57,7 +57,7 @@ def fitted(case: Trial, seed: int) -> ClusterFit:
     """The fit to four asynchronous workers that train the same problem."""
     cluster = structs.replace(case.cluster, workers=4, link=f"rtt={FITTED_LINK_MS:g}ms")
     first = structs.replace(
-        case, strategy="asp", bound=None, cluster=cluster, seed=seed, gradients=4 * FITTED_STEPS
+        case, strategy="asp", staleness=None, cluster=cluster, seed=seed, gradients=4 * FITTED_STEPS
     )
     rows = run_real(first, workload_of(case.workload, case.batch, case.tested)).records
     columns = {name: rows[name].astype(np.float64) for name in COLUMNS}
