@@ -98,8 +98,8 @@ def _accepted(make: Callable[..., Any], label: str) -> set[str]:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError) as error:
         raise BadInput(label, expected="a class or a function", got=error) from None
-    any_name = {"**"} if any(one.kind is one.VAR_KEYWORD for one in parameters) else set()
-    return any_name | {one.name for one in parameters}
+    any_name = {"**"} if any(entry.kind is entry.VAR_KEYWORD for entry in parameters) else set()
+    return any_name | {entry.name for entry in parameters}
 
 
 def _check_problem(problem: Any, label: str) -> None:

@@ -94,7 +94,7 @@ class Recommendation(NamedTuple):
     @property
     def advised(self) -> Candidate | None:
         """The fastest of those that are surely near; None if none is."""
-        sure = [one.candidate for one in self.ranked if one.near >= SURE]
+        sure = [entry.candidate for entry in self.ranked if entry.near >= SURE]
         return sure[0] if sure else None
 
     def lines(self) -> list[str]:
@@ -111,12 +111,12 @@ class Recommendation(NamedTuple):
     def _advise(self) -> str:
         best = self.advised
         if best is not None:
-            others = [one.candidate.name for one in self.ranked if one.near >= SURE][1:]
+            others = [entry.candidate.name for entry in self.ranked if entry.near >= SURE][1:]
             equal = f"; as near: {', '.join(others)}" if others else ""
             return f"advised: {best.flags}{equal}"
-        if not any(math.isfinite(one.candidate.times.median) for one in self.ranked):
+        if not any(math.isfinite(entry.candidate.times.median) for entry in self.ranked):
             return "nothing is advised: no candidate reaches the target in half of its runs"
-        names = [one.candidate.name for one in self.ranked if one.near > 1 - SURE]
+        names = [entry.candidate.name for entry in self.ranked if entry.near > 1 - SURE]
         return f"nothing is advised: these runs do not separate {', '.join(names)}; try more seeds"
 
 
@@ -126,7 +126,7 @@ def rank_candidates(candidates: Sequence[Candidate], target: float) -> Recommend
     least = medians.min(0)
     near = (np.isfinite(least) & (medians <= NEAR * least)).mean(1)
     ranked = [Ranked(*pair) for pair in zip(candidates, near.tolist(), strict=True)]
-    ranked.sort(key=lambda one: (one.candidate.times.median, -one.near))
+    ranked.sort(key=lambda entry: (entry.candidate.times.median, -entry.near))
     return Recommendation(target, ranked)
 
 

@@ -23,13 +23,12 @@ class TorchProblem:
 
     `make_model` returns a new model, with weights by PyTorch's generator, which is seeded before;
     its parameters are float32 on the CPU, and it has no buffers that a batch changes. Parameters
-    without `requires_grad` stay as they are. `train` and
-    `test` are pairs of tensors with a row for each example, the inputs and the targets. `loss` is
-    called with the outputs and the targets of a batch, and `error` with those of `test`; it returns
-    percent. By default the error is the share of wrong classes where targets are whole numbers, and
-    otherwise the loss relative to that of the first weights. With `held_out` every fifth training
-    row takes the place of `test`, and no gradient sees it. PyTorch is set to one thread, for trials
-    run in several processes.
+    without `requires_grad` stay as they are. `train` and `test` are pairs of tensors with a row for
+    each example, the inputs and the targets. `loss` is called with the outputs and the targets of a
+    batch, and `error` with those of `test`; it returns percent. By default the error is the share
+    of wrong classes where targets are whole numbers, and otherwise the loss relative to that of the
+    first weights. With `held_out` every fifth training row takes the place of `test`, and no
+    gradient sees it. PyTorch is set to one thread, for trials run in several processes.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class TorchProblem:
 
     @property
     def _classes(self) -> bool:
-        """Whether targets are whole numbers."""
+        """True if targets are whole numbers, the numbers of classes."""
         return not self._test[1].is_floating_point()
 
     def _make(self, seed: int) -> Any:

@@ -39,6 +39,7 @@ from tests.support.cli_process import (
     snapshots,
 )
 from tests.support.eventually import eventually
+from tests.support.process_tree import list_commands
 from worker import spark as door
 from worker.job.shards import JobShards
 
@@ -398,14 +399,7 @@ def actors() -> list[psutil.Process]:
 
 def below(wanted: Callable[[list[str]], bool]) -> list[psutil.Process]:
     """Processes below this one, by their command lines."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if wanted(process.cmdline()):
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    return [process for process, words in list_commands() if wanted(words)]
 
 
 def spark_worker(child: Child) -> psutil.Process:

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from tests.support import tiny_job
 from tests.support.eventually import eventually
+from tests.support.process_tree import list_commands
 from tests.support.quick_start import import_path
 from worker.caffe.inference import evaluate
 from worker.caffe.model import CaffeModel
@@ -55,14 +56,8 @@ class Child:
 
     def descendants(self, word: str) -> list[psutil.Process]:
         """The processes below this one whose command line contains `word`."""
-        found = []
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            try:
-                if word in " ".join(process.cmdline()):
-                    found.append(process)
-            except psutil.NoSuchProcess:
-                continue
-        return found
+        commands = list_commands(self.process.pid)
+        return [process for process, words in commands if word in " ".join(words)]
 
     def interrupt(self) -> None:
         """Ctrl-C: the terminal sends it to the whole foreground group."""
@@ -76,18 +71,15 @@ class Child:
 
     def left(self) -> list[str]:
         """The command lines of what has outlived it, wherever it has gone."""
-        return [
-            " ".join(process.cmdline())[:120]
-            for process in psutil.process_iter()
-            if self._ours(process)
-        ]
-
-    def _ours(self, process: psutil.Process) -> bool:
-        try:
-            living = process.status() != psutil.STATUS_ZOMBIE
-            return living and process.environ().get(_MARK) == self._mark
-        except psutil.Error:
-            return False  # It has just ended, or is another user's.
+        commands = []
+        for process in psutil.process_iter():
+            try:
+                living = process.status() != psutil.STATUS_ZOMBIE
+                if living and process.environ().get(_MARK) == self._mark:
+                    commands.append(" ".join(process.cmdline())[:120])
+            except psutil.Error:
+                continue  # It has just ended, or is another user's.
+        return commands
 
     def kill(self) -> None:
         self.process.kill()

@@ -10,15 +10,14 @@ import signal
 import stat
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray._private import services
 
 from deploy.clusters.ray_cluster import connect
+from tests.support.process_tree import list_commands
 
 
 class Probe:
@@ -48,11 +47,7 @@ def seen(address: str | None) -> dict[str, Any]:
 
 
 def _children() -> list[str]:
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # It has ended since, or waits to be buried.
-            found.append(" ".join(child.cmdline())[:160])
-    return found
+    return [" ".join(words)[:160] for _, words in list_commands()]
 
 
 def _folders() -> list[Path]:

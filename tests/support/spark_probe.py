@@ -21,6 +21,7 @@ import pyarrow as pa
 from deploy.clusters.java import spark_environment
 from ps import build_id
 from shards.errors import DownpourError
+from tests.support.process_tree import list_commands
 from worker.spark import run_tasks, start_session
 from worker.spark import session as spark
 
@@ -136,11 +137,7 @@ def _look(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _children() -> list[str]:
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # It has ended since, or waits to be buried.
-            found.append(" ".join(child.cmdline())[:80])
-    return found
+    return [" ".join(words)[:80] for _, words in list_commands()]
 
 
 def _listening() -> list[str]:

@@ -24,6 +24,7 @@ from ps.transport.transports import Transport
 from shards.errors import BadInput, GiveUp, WrongBuild
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
+from tests.support.process_tree import list_commands
 from tests.support.sample_job import specs_of, train
 
 PARENT = """
@@ -100,13 +101,6 @@ def test_a_stuck_child_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gone(hosts.pids)
 
 
-def _is_shard(child: psutil.Process) -> bool:
-    try:
-        return "ps.launch.child_main" in child.cmdline()
-    except psutil.NoSuchProcess:  # a zombie of an earlier test as well
-        return False
-
-
 def test_a_port_in_use() -> None:
     """The error is the line of the shard with the taken port; the other shards end as well."""
     port = free_port()
@@ -120,7 +114,7 @@ def test_a_port_in_use() -> None:
         pass
     address = f"tcp://127.0.0.1:{port}"
     assert str(caught.value) == f"shard 1 cannot listen on {address!r}: Address already in use"
-    assert not [child for child in psutil.Process().children() if _is_shard(child)]
+    assert not [words for _, words in list_commands() if "ps.launch.child_main" in words]
 
 
 def test_a_child_with_other_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pytest
 
@@ -15,6 +14,7 @@ import ps
 import worker
 from shards.errors import BadInput
 from tests.support import tiny_job
+from tests.support.process_tree import list_commands
 from worker.caffe import caffe_kind
 from worker.caffe.inference import evaluate
 from worker.caffe.model import CaffeModel
@@ -295,8 +295,7 @@ def test_no_argument_holds_a_secret() -> None:
             access = job.cluster.access
             assert access is not None
             secrets += [access.token, str(access.operator)]
-        arguments = [child.cmdline() for child in psutil.Process().children(recursive=True)]
-    lines = "\n".join(" ".join(words) for words in arguments)
+        lines = "\n".join(" ".join(words) for _, words in list_commands())
     for process in ("gcs_server", "SparkSubmit", "ps.launch.child_main"):
         assert process in lines
     assert all(len(secret) >= 32 for secret in secrets)
