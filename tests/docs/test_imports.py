@@ -21,6 +21,7 @@ FACADES = (
     "worker.sklearn",
     "worker.torch",
     "deploy",
+    "deploy.experiments",
     "cupy_kernels",
     "cupy_kernels.ops",
     "cupy_kernels.ops.activation",

@@ -306,12 +306,13 @@ def test_data_are_part_of_a_trial_s_id(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_simulator_is_part_of_a_trial_s_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another source of a workload gives another id; and every source that a result depends on is
-    among those that count: all that the module of trials imports from here."""
+    among those that count: all that the module of trials imports from here, and what a user's
+    module does."""
     before = Trial(workload="quad").id
     monkeypatch.setattr(trials, "simulator_id", lambda: "other")
     assert Trial(workload="quad").id != before
     folder = Path(trials.__file__).parent
-    reached, left = set[str](), ["trials"]
+    reached, left = set[str](), ["trials", "torch_problem"]
     while left:
         name = left.pop()
         reached.add(name)

@@ -262,7 +262,7 @@ def test_bodies(idle: Running, content: bytes, field: str) -> None:
         ("GET", "/jobs?limit=0", "limit"),
         ("GET", "/jobs?limit=201", "limit"),
         ("GET", "/tokens?name=x", "name"),
-        ("GET", "/jobs/JOB/series?x=steps", "x"),
+        ("GET", "/jobs/JOB/series?x=updates", "x"),
         ("GET", "/jobs/JOB/snapshots/abc:verify", "number"),
         ("GET", "/jobs/JOB/snapshots/1:diff", "to"),
         ("POST", "/jobs/JOB:cancel?mode=now", "mode"),
