@@ -90,6 +90,8 @@ def refused() -> dict[str, Any]:
             for scheme in ("spark", "sc"):
                 answer = _refusal(f"{scheme}://127.0.0.1:{port}", spark_environment())
                 refusals[f"{scheme} {name}"] = _without_log(answer.replace(str(port), "PORT"))
+            threads = sum(map(_count_threads_of_child, range(40)))
+            refusals["threads of children"] = f"{threads} more"
             with tempfile.TemporaryDirectory() as conf:
                 (Path(conf) / "yarn-site.xml").write_text(_YARN_SITE.format(port))
                 os.environ["HADOOP_CONF_DIR"] = conf
@@ -116,6 +118,19 @@ def _refusal(url: str | None, env: Mapping[str, str]) -> str:
             return "a session"
     except DownpourError as error:
         return f"{type(error).__name__}: {error}"
+
+
+def _count_threads_of_child(_: int) -> int:
+    """The threads that a child of this process has when it is forked, without its first."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        threads = [*Path("/proc/self/task").iterdir()]
+        os.write(writing, bytes([len(threads)]))
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        return file.read()[0] - 1
 
 
 def _without_log(line: str) -> str:

@@ -37,6 +37,7 @@ from worker.spark.start_limit import StartLimit
 Result = TypeVar("Result")
 
 _EXIT_S = 15.0
+_GRPC_FORKS = "GRPC_ENABLE_FORK_SUPPORT"
 _QUOTED = 240  # of a line of Spark's log
 
 
@@ -339,6 +340,23 @@ def _stop(gateway: Any) -> None:
             gateway.proc.wait()
 
 
+@contextmanager
+def _keep_grpc_out_of_forks() -> Iterator[None]:
+    """Have gRPC leave the forks of this process alone, if it is imported meanwhile.
+
+    Else it starts its threads again in a child, such as one that is to become a JVM, and some of
+    these die at once by an `epoll_wait error: Bad file descriptor`.
+    """
+    if _GRPC_FORKS in os.environ:
+        yield
+        return
+    os.environ[_GRPC_FORKS] = "false"
+    try:
+        yield
+    finally:
+        os.environ.pop(_GRPC_FORKS, None)
+
+
 def _await_connect(url: str, reach_s: float) -> None:
     """Wait for a gRPC server to answer at `url`; Spark itself would retry for many minutes.
 
@@ -346,7 +364,8 @@ def _await_connect(url: str, reach_s: float) -> None:
     """
     shown = spark_settings.hide_url_options(url)
     try:
-        import grpc
+        with _keep_grpc_out_of_forks():
+            import grpc
         from pyspark.sql.connect.client import DefaultChannelBuilder
 
         with DefaultChannelBuilder(url).toChannel() as channel:
