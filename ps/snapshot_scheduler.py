@@ -207,8 +207,8 @@ class SnapshotScheduler(ClosingContext):
                 self._warn_of("old states", error)
 
     def _warn_of(self, states: str, error: OSError) -> None:
-        place = self._catalog.store.place
-        self._logger.warning("%s of workers in %s: %s", states, place, error.strerror)
+        store = self._catalog.store
+        self._logger.warning("%s of workers in %s: %s", states, store.place, error.strerror)
 
     def _finish(self, *, training: bool = True) -> bool:
         """Wait for the snapshot in progress, and report how it went; False if it failed, or there

@@ -183,24 +183,11 @@ def judge_executor(
     facts: HostFacts, python: str, requirements: list[Requirement]
 ) -> Iterator[Finding]:
     """Yield what the Python of an executor lacks, for a driver with another minor version."""
-    if facts.python != python:
-        yield Finding(
-            facts.host,
-            f"Python of executors ({facts.executable})",
-            f"version {python}, as the driver's",
-            facts.python,
-            f"set PYSPARK_PYTHON to a Python {python} there, or ship one (downpour pack)",
-        )
-    for requirement in requirements:
-        fault = compare_version(requirement, facts.packages.get(requirement.name))
-        if fault is not None:
-            yield Finding(
-                facts.host,
-                f"Python of executors ({facts.executable})",
-                str(requirement),
-                fault,
-                f"install the extra `{EXECUTOR}` there, or ship a Python with it (downpour pack)",
-            )
+    subject = f"Python of executors ({facts.executable})"
+    remedy = f"set PYSPARK_PYTHON to a Python {python} there, or ship one (downpour pack)"
+    yield from _judge_python(facts, subject, python, remedy)
+    remedy = f"install the extra `{EXECUTOR}` there, or ship a Python with it (downpour pack)"
+    yield from _judge_versions(facts, subject, requirements, remedy)
 
 
 def judge_ray_node(
@@ -212,10 +199,21 @@ def judge_ray_node(
     """
     subject = f"Python of Ray's node ({facts.executable})"
     remedy = "start the node from an environment like the driver's (downpour pack --extra server)"
+    yield from _judge_python(facts, subject, python, remedy)
+    required = [Requirement(f"ray=={ray}"), *requirements]
+    yield from _judge_versions(facts, subject, required, remedy)
+
+
+def _judge_python(facts: HostFacts, subject: str, python: str, remedy: str) -> Iterator[Finding]:
     if facts.python != python:
         expected = f"version {python}, as the driver's"
         yield Finding(facts.host, subject, expected, facts.python, remedy)
-    for requirement in [Requirement(f"ray=={ray}"), *requirements]:
+
+
+def _judge_versions(
+    facts: HostFacts, subject: str, requirements: list[Requirement], remedy: str
+) -> Iterator[Finding]:
+    for requirement in requirements:
         fault = compare_version(requirement, facts.packages.get(requirement.name))
         if fault is not None:
             yield Finding(facts.host, subject, str(requirement), fault, remedy)

@@ -35,7 +35,7 @@ def make_problem(name: str, batch: int, tested: int, *, held_out: bool) -> Workl
     label = f"workload {name}"
     make = _find_factory(name, label)
     settings: dict[str, Any] = {"batch": batch, "tested": tested, "held_out": held_out}
-    known = _accepted(make, label)
+    known = _list_parameters(make, label)
     if held_out and not known & {"held_out", "**"}:
         raise BadInput(
             label,
@@ -92,7 +92,7 @@ def _load_module(name: str, label: str) -> ModuleType:
         raise BadInput(label, expected="a module to import", got=_describe(error)) from error
 
 
-def _accepted(make: Callable[..., Any], label: str) -> set[str]:
+def _list_parameters(make: Callable[..., Any], label: str) -> set[str]:
     """The names of the parameters; ** if it takes any."""
     try:
         parameters = inspect.signature(make).parameters.values()

@@ -92,7 +92,7 @@ class Recommendation(NamedTuple):
     ranked: list[Ranked]
 
     @property
-    def advised(self) -> Candidate | None:
+    def choice(self) -> Candidate | None:
         """The fastest of those that are surely near; None if none is."""
         sure = [entry.candidate for entry in self.ranked if entry.near >= SURE]
         return sure[0] if sure else None
@@ -109,7 +109,7 @@ class Recommendation(NamedTuple):
         return [*out, self._advise()]
 
     def _advise(self) -> str:
-        best = self.advised
+        best = self.choice
         if best is not None:
             others = [entry.candidate.name for entry in self.ranked if entry.near >= SURE][1:]
             equal = f"; as near: {', '.join(others)}" if others else ""

@@ -260,7 +260,7 @@ def lose_a_shard(
 def run_while(
     act: Callable[[threading.Event], Done], here: Run, *more: object
 ) -> tuple[tuple[int, str, str], Done]:
-    """A run for ever, and what another thread does meanwhile, which is told when the run has ended;
+    """Run for ever while another thread calls `act` with an event that is set at the run's end;
     gives the results of both. If that thread fails, it interrupts the run."""
     ended = threading.Event()
 

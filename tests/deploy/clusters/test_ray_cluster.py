@@ -126,7 +126,7 @@ def test_who_may_not_join(
 
 
 def test_nodes_that_count() -> None:
-    """Of Ray's table count living nodes, and dead ones whose address no other life has taken."""
+    """Living nodes of Ray's table count, and dead ones at an address where no node lives."""
 
     def entry(host: str, address: str, reason: int | None = None, text: str = "") -> dict[str, Any]:
         facts = {"NodeID": f"{host} {reason}", "NodeManagerHostname": host, "NodeManagerPort": 7}

@@ -31,7 +31,7 @@ def test_a_clear_winner_is_advised_with_its_options() -> None:
         candidate("asp", scaled(1.04)),
     ]
     ranking = rank_candidates(levels, 9.0)
-    assert ranking.advised == levels[1]
+    assert ranking.choice == levels[1]
     assert [one.candidate.strategy for one in ranking.ranked] == ["ssp", "asp", "bsp"]
     assert [one.near for one in ranking.ranked] == [1.0, 1.0, 0.0]
     assert ranking.lines()[-1] == "advised: --strategy ssp --staleness 4; as near: asp"
@@ -45,7 +45,7 @@ def test_candidates_that_are_not_separated_have_no_advice() -> None:
     ranking = rank_candidates(
         [candidate("asp", one), candidate("bsp", other), candidate("easgd", scaled(3))], 9.0
     )
-    assert ranking.advised is None
+    assert ranking.choice is None
     last = ranking.lines()[-1]
     assert last.startswith("nothing is advised: these runs do not separate ")
     assert "asp" in last
@@ -57,10 +57,10 @@ def test_a_target_that_nobody_reaches_has_no_advice() -> None:
     """Missed targets are infinite; a candidate that misses it in some runs says so."""
     missed = (math.inf,) * 8
     ranking = rank_candidates([candidate("asp", missed), candidate("bsp", missed)], 1.0)
-    assert ranking.advised is None
+    assert ranking.choice is None
     assert "no candidate reaches the target" in ranking.lines()[-1]
     some = rank_candidates([candidate("asp", (*FAST[:7], math.inf)), candidate("bsp", missed)], 9.0)
-    assert some.advised is not None
+    assert some.choice is not None
     assert "(1 missed)" in some.lines()[1]
 
 

@@ -151,8 +151,8 @@ def test_workers_stop_for_the_last_snapshot(tmp_path: Path) -> None:
             while True:
                 step(client)
 
-    told: list[str] = []
-    with served() as (cluster, console), snapshotter(cluster, tmp_path, told) as taker:
+    reports: list[str] = []
+    with served() as (cluster, console), snapshotter(cluster, tmp_path, reports) as taker:
         names = ("a", "b")
         clients = [client_of(cluster, "int8", worker=name, keep=tmp_path) for name in names]
         threads = [Thread(target=train, args=(client,)) for client in clients]
@@ -163,7 +163,9 @@ def test_workers_stop_for_the_last_snapshot(tmp_path: Path) -> None:
             return [worker.seq for worker in console.status()[0].workers]
 
         eventually(lambda: min(pushes()) > 2, because="both workers push")
-        trains = {one.worker: (one.incarnation, one.seq) for one in console.status()[0].workers}
+        trains = {
+            state.worker: (state.incarnation, state.seq) for state in console.status()[0].workers
+        }
         taker.stop_workers(trains, 120.0)
         console.quiesce(120.0)
         taker.save(console.export())
@@ -176,7 +178,7 @@ def test_workers_stop_for_the_last_snapshot(tmp_path: Path) -> None:
     saved = {state.worker: state.seq for state in snapshot.manifest.residuals}
     for shard in snapshot.states:
         assert saved == {name: entry.seq for name, entry in shard.saved.ledger.entries.items()}
-    assert [line for line in told if "without" in line] == []
+    assert [line for line in reports if "without" in line] == []
 
 
 def test_the_last_snapshot_holds_the_last_residual(tmp_path: Path) -> None:
