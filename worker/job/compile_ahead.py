@@ -8,6 +8,7 @@ from collections.abc import Callable
 from threading import Thread
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from cupy_kernels.ops.updates import compiles_first, stores_loops
 from ps.logs import logger
@@ -46,7 +47,10 @@ def _take_step(job: Job) -> None:
     }
     try:
         weights = model.initial(job.plan.seed)
-        model.gradient(weights, batch, np.empty_like(weights), step=0, seed=job.plan.seed)
+        # OpenBLAS ends its threads where another thread forks, as the start of a JVM does, and a
+        # product that has begun on several would wait for them for ever.
+        with threadpool_limits(1):
+            model.gradient(weights, batch, np.empty_like(weights), step=0, seed=job.plan.seed)
         for spec in job.tables_of(model.table):
             spec.rule.prepare()
     except Exception:  # noqa: BLE001  # the model may be anybody's; its workers say what is wrong
