@@ -5,6 +5,7 @@ A list of jobs reads the table `job` alone; series and logs are never in the dat
 default is its value in a new row.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -270,7 +271,9 @@ def _sqlite(path: Path, busy_s: float, *, new: bool) -> sa.Engine:
     """Connections to a file, which is created only if it may be `new`.
 
     A connection belongs to the file that it was opened with: if that is deleted or replaced, the
-    connection is closed, and the next one fails, or reads the file that is there now.
+    connection is closed, and the next one fails, or reads the file that is there now. One that was
+    opened while the file could only be read could never write: it is closed when the file can be
+    written again.
     """
     if new:
         path.touch(mode=0o600)
@@ -285,7 +288,7 @@ def _sqlite(path: Path, busy_s: float, *, new: bool) -> sa.Engine:
     def configure(
         connection: sa.engine.interfaces.DBAPIConnection, entry: ConnectionPoolEntry
     ) -> None:
-        entry.info["file"] = _identity(path)
+        entry.info.update(file=_identity(path), writable=os.access(path, os.W_OK))
         connection.isolation_level = None  # `begin` below starts transactions
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
             connection.cursor().execute(f"PRAGMA {pragma}")
@@ -294,6 +297,8 @@ def _sqlite(path: Path, busy_s: float, *, new: bool) -> sa.Engine:
     def check(_: object, entry: ConnectionPoolEntry, __: object) -> None:
         if _identity(path) != entry.info["file"]:
             raise sa.exc.DisconnectionError(f"{path} was deleted or replaced")
+        if not entry.info["writable"] and os.access(path, os.W_OK):
+            raise sa.exc.DisconnectionError(f"{path} can be written again")
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
