@@ -5,7 +5,9 @@ A list of jobs reads the table `job` alone; series and logs are never in the dat
 default is its value in a new row.
 """
 
+import contextlib
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -273,16 +275,25 @@ def _sqlite(path: Path, busy_s: float, *, new: bool) -> sa.Engine:
     A connection belongs to the file that it was opened with: if that is deleted or replaced, the
     connection is closed, and the next one fails, or reads the file that is there now. One that was
     opened while the file could only be read could never write: it is closed when the file can be
-    written again.
+    written again. Connections of a process share the memory beside the file as the first of them
+    opened it, so one that was opened for writing stays as long as the engine.
     """
     if new:
         path.touch(mode=0o600)
-    url = sa.URL.create("sqlite", database=path.absolute().as_uri(), query=_EXISTING)
-    engine = sa.create_engine(
-        url,
-        connect_args={"timeout": busy_s},
-        **_JSON,
-    )
+    location = f"{path.absolute().as_uri()}?mode=rw"
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(location, timeout=busy_s, uri=True, check_same_thread=False)
+
+    engine = sa.create_engine(f"sqlite:///{path}", creator=connect, **_JSON)
+    first = contextlib.ExitStack()
+    sa.event.listen(engine, "engine_disposed", lambda _: first.close())
+
+    @sa.event.listens_for(engine, "first_connect")
+    def hold(*_: object) -> None:
+        connection = first.enter_context(contextlib.closing(connect()))
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("SELECT 1 FROM sqlite_master").fetchall()  # opens that memory
 
     @sa.event.listens_for(engine, "connect")
     def configure(
@@ -306,9 +317,6 @@ def _sqlite(path: Path, busy_s: float, *, new: bool) -> sa.Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
-
-
-_EXISTING = {"mode": "rw", "uri": "true"}
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -425,6 +425,13 @@ def read_only(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+def close_connections(engine: sa.Engine) -> None:
+    """Close those connections of a pool that are not in use, so that new ones are opened."""
+    with ExitStack() as checked_out:
+        for _ in range(10):
+            checked_out.enter_context(engine.connect()).invalidate()
+
+
 @SQLITE
 def test_a_home_that_becomes_read_only(start: Start, home: Path, place: DatabasePlace) -> None:
     """The service answers and says why it starts nothing; the jobs under way train on. With a home
@@ -434,7 +441,7 @@ def test_a_home_that_becomes_read_only(start: Start, home: Path, place: Database
         running.await_state(job, "RUNNING")
         pid, store = pid_of(running, job), running.service.store
         with read_only(home):
-            store._engine.dispose()  # those opened before could still write, unlike on a real disk
+            close_connections(store._engine)  # these could still write, unlike on a real disk
             eventually(lambda: running.service.feed.notice, because="the alert")
             assert "cannot be written" in running.http.get("/api/v1/service").json()["halted"]
             assert "▲ No job is started" in running.http.get("/service").text
