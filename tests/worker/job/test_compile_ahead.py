@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec import structs
+from threadpoolctl import threadpool_info
 
 from deploy.run.prepare import Inputs
 from deploy.run.settings import TrainSettings
@@ -73,3 +74,23 @@ def test_a_model_that_fails_is_left_to_the_workers(
     monkeypatch.setattr(CaffeModel, "gradient", gradient)
     compile_ahead.compile_ahead(job)()
     assert steps == [0]
+
+
+def test_the_step_is_computed_on_one_thread_of_blas(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start of a JVM forks the driver, for which OpenBLAS ends its threads: a product on
+    several of them, begun before, would never end, nor would the fork."""
+    monkeypatch.setattr(compile_ahead, "stores_loops", lambda: True)
+    monkeypatch.setattr(compile_ahead, "compiles_first", lambda *, net: net)
+    threads: list[int] = []
+
+    def gradient(*_: object, **__: object) -> float:
+        pools = (pool for pool in threadpool_info() if pool["user_api"] == "blas")
+        threads.extend(pool["num_threads"] for pool in pools)
+        return 0.0
+
+    monkeypatch.setattr(CaffeModel, "gradient", gradient)
+    compile_ahead.compile_ahead(job)()
+    assert threads
+    assert set(threads) == {1}
