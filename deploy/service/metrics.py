@@ -54,6 +54,12 @@ class ServiceMetrics(Collector):
             "The share of the workers' time in useful steps.",
             labels=["job"],
         )
+        waiting = GaugeMetricFamily(
+            "downpour_job_waiting_workers", "Workers that wait at the bound.", labels=["job"]
+        )
+        saved = GaugeMetricFamily(
+            "downpour_job_snapshot_steps", "The step of the newest snapshot.", labels=["job"]
+        )
         attempts = CounterMetricFamily("downpour_job_attempts", "Attempts begun.", labels=["job"])
         alerts = GaugeMetricFamily("downpour_job_alert", "Alerts on.", labels=["job", "alert"])
         running = GaugeMetricFamily("downpour_job_running", "Whether it trains.", labels=["job"])
@@ -62,16 +68,19 @@ class ServiceMetrics(Collector):
             for alert in row.alerts:
                 alerts.add_metric([row.id, alert], 1)
             attempts.add_metric([row.id], row.attempt)
+            if row.snapshot is not None:
+                saved.add_metric([row.id], int(row.snapshot))
             for metric, name in (
                 (steps, "steps"),
                 (loss, "loss"),
                 (stale, "staleness_p50"),
                 (useful, "goodput"),
+                (waiting, "waiting"),
             ):
                 value = row.head.get(name)
                 if value is not None:
                     metric.add_metric([row.id], value)
-        yield from (steps, loss, stale, useful, attempts, alerts, running)
+        yield from (steps, loss, stale, useful, waiting, saved, attempts, alerts, running)
         yield from self._shards()
         free = free_bytes(self._store.folder(""))
         if free is not None:

