@@ -151,7 +151,8 @@ def test_a_residual_goes_along(push: str) -> None:
     gradients = rng.standard_normal((6, TABLE.size), np.float32)
     with (
         job(2) as home,
-        Client(home.first, worker="w", compression=how, in_flight=8) as client,
+        # The shards compile at the first push, for it was not announced.
+        Client(home.first, worker="w", compression=how, in_flight=8, patience_s=120.0) as client,
     ):
         client.pull()
         home.console.quiesce(60)

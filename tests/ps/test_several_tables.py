@@ -14,7 +14,7 @@ import pytest
 
 import ps
 from ps.client import Client
-from ps.job_spec import reshard_specs, shard_specs
+from ps.job_spec import expect_compression, reshard_specs, shard_specs
 from ps.launch.processes import process_shards
 from ps.launch.threads import local_shards
 from ps.resharding import reshard
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_each_table_is_compressed_as_configured(compression: Any) -> None:
     """What arrived and what is kept back add up to the gradients, in each table."""
     with (
-        local_shards(specs_of(2)) as cluster,
+        local_shards(expect_compression(specs_of(2), compression)) as cluster,
         Client(cluster, worker="w", compression=compression) as client,
     ):
         client.pull()

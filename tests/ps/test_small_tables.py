@@ -7,7 +7,7 @@ import pytest
 
 import ps
 from ps.client import Client
-from ps.job_spec import reshard_specs, shard_specs
+from ps.job_spec import expect_compression, reshard_specs, shard_specs
 from ps.launch.processes import process_replicas
 from ps.launch.threads import local_shards
 from ps.resharding import reshard
@@ -65,7 +65,8 @@ def test_small_parts_are_compressed(size: int, push: str, pull: str) -> None:
     """Every codec handles a shard's few floats, in either direction."""
     table = small(size)
     kind = ps.Compression.parse(push, pull)
-    with local_shards(shard_specs(table, shards=4, schedule=RATE)) as cluster:
+    specs = expect_compression(shard_specs(table, shards=4, schedule=RATE), kind)
+    with local_shards(specs) as cluster:
         train(cluster, 4, compression=kind)
         with ps.AdminClient(cluster) as console:
             weights = console.read()

@@ -56,6 +56,7 @@ def client_of(
         worker=worker,
         incarnation=incarnation,
         compression=Compression.parse(push),
+        patience_s=120.0,  # the shards compile at the first push, for it was not announced
         **options,
     )
 
