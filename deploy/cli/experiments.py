@@ -242,13 +242,30 @@ def report(
         Path | None,
         typer.Option(help="A CSV file for the trials, a row each.", show_default=False),
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="A folder for the pictures, an SVG file each.", show_default=False
+        ),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="The error in percent that the points of a sweep are timed to.",
+            show_default="until_error, or 1.2 times the least at the end",
+        ),
+    ] = None,
 ) -> None:
-    """Write one HTML page with tables, curves, verdicts and every trial."""
+    """Write one HTML page with tables, curves, verdicts and every trial.
+
+    The best points of a sweep stand at its top, by the time to an error.
+    """
     from deploy.experiments.report import write_report
     from deploy.experiments.trial_table import write_table
 
     page = out or folder / "report.html"
-    size = write_report(folder, page)
+    size = write_report(folder, page, figures=figures, target=target)
     typer.echo(f"{page}: {size / 1e6:.2f} MB")
     if table is not None:
         typer.echo(f"{table}: {write_table(folder, table)} trials")

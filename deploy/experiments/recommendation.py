@@ -16,17 +16,16 @@ import numpy as np
 from msgspec import Struct
 
 from deploy.experiments.runner import Folder, run_sweep
-from deploy.experiments.statistics import TargetTimes, draw_medians, median_interval
+from deploy.experiments.shapes.base import times_to
+from deploy.experiments.statistics import TargetTimes, near_best
 from deploy.experiments.sweep_tuning import tune_sweep
 from deploy.experiments.sweeps import Sweep, read_sweep
+from deploy.experiments.target_times import SURE, usual_target
 from deploy.experiments.trials import TrialResult
 from shards import argument_checks
 from shards.errors import BadInput, GiveUp
 
 FIRST_SEED = 1000  # apart from those that choose rates
-NEAR = 1.1  # times the fastest
-SURE = 0.95
-_REACH = 1.2  # times the least error, which is the target unless one is given
 _LOOKS = 80
 _CANDIDATES: tuple[tuple[str, int | None], ...] = (
     ("bsp", None),
@@ -104,7 +103,7 @@ class Recommendation(NamedTuple):
         for candidate, near in self.ranked:
             out.append(
                 f"{candidate.name:24}{candidate.rate:8.3g}{candidate.staleness:11.2f}"
-                f"  {_show_times(candidate.times):28}{near:.2f}"
+                f"  {candidate.times.show_interval():28}{near:.2f}"
             )
         return [*out, self._advise()]
 
@@ -122,10 +121,8 @@ class Recommendation(NamedTuple):
 
 def rank_candidates(candidates: Sequence[Candidate], target: float) -> Recommendation:
     """Rank candidates with the same seeds by their median times; a miss is infinite."""
-    medians = draw_medians([candidate.times.values for candidate in candidates])
-    least = medians.min(0)
-    near = (np.isfinite(least) & (medians <= NEAR * least)).mean(1)
-    ranked = [Ranked(*pair) for pair in zip(candidates, near.tolist(), strict=True)]
+    near = near_best([candidate.times.values for candidate in candidates])
+    ranked = [Ranked(*pair) for pair in zip(candidates, near, strict=True)]
     ranked.sort(key=lambda entry: (entry.candidate.times.median, -entry.near))
     return Recommendation(target, ranked)
 
@@ -180,17 +177,14 @@ def rank_results(
 ) -> Recommendation:
     """Rank the results of candidates, a list of seeds for each."""
     if target is None:
-        ends = [np.median([result.error for result in results]) for results in levels]
-        target = _REACH * float(min(ends))
+        target = usual_target(levels)
     candidates = []
     for results in levels:
-        points = [result.first_below(target) for result in results]
-        times = (math.inf if point is None else point.seconds for point in points)
         trial = results[0].trial
         bound = None if trial.strategy == "bsp" else trial.staleness  # that of bsp is always 0
         staleness = float(np.mean([result.mean_staleness for result in results]))
         candidates.append(
-            Candidate(trial.strategy, bound, trial.rate, staleness, TargetTimes(tuple(times)))
+            Candidate(trial.strategy, bound, trial.rate, staleness, times_to(results, target))
         )
     return rank_candidates(candidates, target)
 
@@ -209,8 +203,3 @@ def describe_cluster(workers: int | None, step_s: float | None, link: str) -> st
         raise BadInput("exp advise", expected="a RUN, or --workers and --step-s", got="neither")
     times = f"times = {{ mean_s = {step_s:g}, cv = 0.1 }}"
     return f'[cluster]\nworkers = {workers}\n{times}\nlink = "{link}"'
-
-
-def _show_times(times: TargetTimes) -> str:
-    missed = f" ({times.misses} missed)" if times.misses else ""
-    return f"{median_interval(times.values)}{missed}"

@@ -1,4 +1,7 @@
-"""The report of an experiment: one HTML page that needs nothing from outside."""
+"""The report of an experiment: one HTML page that needs nothing from outside.
+
+Its pictures can be written as SVG files as well.
+"""
 
 import hashlib
 import math
@@ -11,18 +14,25 @@ from typing import NamedTuple
 import numpy as np
 
 from deploy.experiments import charts
-from deploy.experiments.accept_rules import staleness_distance
-from deploy.experiments.charts import Series
+from deploy.experiments.accept_rules import (
+    ExpectationVerdict,
+    Judgement,
+    PointResults,
+    staleness_distance,
+)
+from deploy.experiments.charts import Chart, Series
 from deploy.experiments.combinations import show_value
 from deploy.experiments.imported_runs import ImportedRun, load_imported
 from deploy.experiments.runner import Folder, judge_sweep
 from deploy.experiments.shapes.base import ShapeOutcome, load_outcomes
-from deploy.experiments.statistics import mean_interval
+from deploy.experiments.statistics import mean_interval, median_interval
 from deploy.experiments.sweeps import RATES, Point, Rates, Sweep, read_rates, read_sweep
+from deploy.experiments.target_times import FEWEST, PointRanking, rank_points
 from deploy.experiments.trial_table import list_stragglers
 from deploy.experiments.trials import Trial, TrialResult
 from ps import __version__
 from ps.build_id import build_id
+from shards import argument_checks
 from shards.errors import BadInput
 
 _DRAWN = 12  # points with a drawn curve; all are in the tables
@@ -41,6 +51,21 @@ _READING = (
     "<p>Means over seeds with 95 % intervals (bootstrap of 10,000). Shares are of all workers'"
     " time: in steps, and at the gate; the rest is the network's.</p>"
 )
+_TIMES = (
+    "<p>Medians over seeds with 95 % intervals; a run that misses the target is infinite. The last"
+    " column is the share of 10,000 bootstrap draws of the seeds in which the median is within a"
+    " tenth of the least.</p>"
+)
+
+
+class Picture(NamedTuple):
+    """A chart of the page; `name` is that of its file."""
+
+    name: str
+    chart: Chart
+
+
+Part = str | Picture
 
 
 class Measured(NamedTuple):
@@ -53,19 +78,30 @@ class Measured(NamedTuple):
     def present(self) -> list[TrialResult]:
         return [result for result in self.results if result is not None]
 
+    @property
+    def whole(self) -> bool:
+        """True if there are trials, and all of them are done."""
+        return bool(self.results) and None not in self.results
 
-def write_report(path: Path, out: Path) -> int:
+
+def write_report(
+    path: Path, out: Path, *, figures: Path | None = None, target: float | None = None
+) -> int:
     """Write the report of a folder with a sweep, shapes and imported runs; returns its bytes.
 
-    Raises BadInput for a folder with none of them.
+    The pictures are also written to the folder `figures`, as SVG files. A sweep's points are timed
+    to an error of `target` percent (target_times.py has the usual one). Raises BadInput for a
+    folder without experiments.
     """
+    if target is not None:
+        argument_checks.number("target", target, least=0, expected="0 or more")
     folder = Folder(path)
     outcomes, real = load_outcomes(path), load_imported(path)
-    parts = ["<h1>Staleness experiments</h1>"]
+    parts: list[Part] = ["<h1>Staleness experiments</h1>"]
     if outcomes:
         parts += _shapes(outcomes)
     if folder.sweep.exists():
-        parts += _sweep(folder, read_sweep(folder.sweep, consent=True))
+        parts += _sweep(folder, read_sweep(folder.sweep, consent=True), target)
     elif not outcomes and not real:
         raise BadInput(
             path,
@@ -75,13 +111,25 @@ def write_report(path: Path, out: Path) -> int:
     if real:
         parts += _real(folder, real)
     parts.append(_provenance())
+    body = "".join(part.chart.html if isinstance(part, Picture) else part for part in parts)
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>Staleness experiments</title><style>{_STYLE}</style></head>"
-        f"<body>{''.join(parts)}</body></html>"
+        f"<body>{body}</body></html>"
     )
     out.write_text(page)
+    if figures is not None:
+        _write_pictures([part for part in parts if isinstance(part, Picture)], figures)
     return len(page.encode())
+
+
+def _write_pictures(pictures: Sequence[Picture], folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for picture in pictures:
+            (folder / f"{picture.name}.svg").write_text(picture.chart.file)
+    except OSError as error:
+        raise BadInput(f"{folder}: expected to write pictures, got: {error.strerror}") from None
 
 
 # --- shapes ---------------------------------------------------------------------------------------
@@ -134,15 +182,20 @@ def _shapes(outcomes: Sequence[ShapeOutcome]) -> list[str]:
 # --- sweeps ---------------------------------------------------------------------------------------
 
 
-def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
+def _sweep(folder: Folder, sweep: Sweep, target: float | None) -> list[Part]:
     points = [
         Measured(point, [folder.load(trial) for trial in point.trials]) for point in sweep.points
     ]
     status = folder.status(sweep)
     keys = list(dict.fromkeys(key for point in sweep.points for key in point.values))
     digest = hashlib.sha256(sweep.text.encode()).hexdigest()[:16]
-    parts = [
+    rankings = rank_points(
+        [PointResults(p.point.values, p.present) for p in points if p.whole], target
+    )
+    judged = judge_sweep(sweep, folder.path)
+    parts: list[Part] = [
         f"<h2>Sweep {escape(sweep.name)}</h2><p>{escape(str(status))}.</p>",
+        *(f'<p class="verdict">{escape(text)}</p>' for text in _verdicts(rankings, judged)),
         _READING,
         _table(
             (
@@ -156,23 +209,27 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
     ]
     if rates := read_rates(folder.path / RATES):
         parts += ["<h3>Rates chosen on seeds of their own</h3>", _rates(rates)]
-    if sweep.expect:
-        rows = [
-            (judgement.rule, judgement.measured, judgement.verdict)
-            for judgement in judge_sweep(sweep, folder.path)
-        ]
+    if rankings:
+        parts += ["<h3>Ranking</h3>", _TIMES, *map(_ranking, rankings)]
+    if judged:
+        rows = [(judgement.rule, judgement.measured, judgement.verdict) for judgement in judged]
         parts += ["<h3>Rules</h3>", _table(("rule", "measured", "verdict"), rows)]
     drawn = _spread([point for point in points if point.present])
     if drawn:
         undrawn = len(points) - len(drawn)
         if undrawn:
             parts.append(f"<p>Curves of {_DRAWN} points; {undrawn} more are in tables.</p>")
+        shares = charts.bars([_histogram(p) for p in drawn], "staleness", "share of updates")
         parts += [
+            f"<p>{_describe_bands(drawn)}</p>",
             *(
-                charts.lines([_curve(point, over) for point in drawn], over, "error %")
+                Picture(
+                    f"sweep-{over}",
+                    charts.lines([draw_curve(point, over) for point in drawn], over, "error %"),
+                )
                 for over in ("gradients", "seconds", "updates")
             ),
-            charts.bars([_histogram(point) for point in drawn], "staleness", "share of updates"),
+            Picture("sweep-staleness", shares),
         ]
     results = [result for point in points for result in point.present]
     parts += [
@@ -181,6 +238,39 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
         f"<p>{sum(folder.cost().values()):.0f} CPU seconds.</p>",
     ]
     return parts
+
+
+def _verdicts(rankings: Sequence[PointRanking], judged: Sequence[Judgement]) -> list[str]:
+    """The best points, and the count of the rules that held, in a sentence each."""
+    sentences = [ranking.verdict for ranking in rankings[:_DRAWN]]
+    if judged:
+        counts = (
+            f"{sum(judgement.verdict is verdict for judgement in judged)} {verdict}"
+            for verdict in ExpectationVerdict
+        )
+        sentences.append(f"Of {len(judged)} rules: {', '.join(counts)}.")
+    return sentences
+
+
+def _ranking(ranking: PointRanking) -> str:
+    """The table of a ranking."""
+    times = ranking.target is not None
+    heading = (
+        ranking.condition or "point",
+        ranking.figure,
+        *(["updates"] if times else []),
+        "within a tenth",
+    )
+    rows = [
+        (
+            point.label,
+            point.figures.show_interval(),
+            *([point.updates.show_interval()] if point.updates else []),
+            f"{point.near:.2f}",
+        )
+        for point in ranking.points
+    ]
+    return _table(heading, rows)
 
 
 def _rates(rates: Rates) -> str:
@@ -230,17 +320,45 @@ def _point_row(measured: Measured, keys: Sequence[str]) -> list[str]:
     ]
 
 
-def _curve(measured: Measured, over: str) -> Series:
-    """The mean error of the seeds, at the measurements that all of them reached."""
-    length = min(len(result.curve) for result in measured.present)
-    points = [
-        (
-            float(np.mean([getattr(result.curve[at], over) for result in measured.present])),
-            float(np.mean([result.curve[at].error for result in measured.present])),
-        )
-        for at in range(length)
+def draw_curve(measured: Measured, over: str) -> Series:
+    """The median error of the seeds and its 95 % interval, or their range where they are few.
+
+    It ends where the first of the runs ends. One that diverged keeps the error of a guess.
+    """
+    runs = [
+        np.array([(getattr(look, over), look.error) for look in result.curve], np.float64).T
+        for result in measured.present
     ]
-    return Series(measured.point.label, points)
+    ends = [
+        at[-1]
+        for (at, _), result in zip(runs, measured.present, strict=True)
+        if result.diverged_at is None
+    ]
+    last = min(ends) if ends else max(at[-1] for at, _ in runs)
+    grid = np.unique(np.concatenate([at[at <= last] for at, _ in runs]))
+    grid = grid[
+        np.linspace(0, len(grid) - 1, min(len(grid), charts.MAX_POINTS)).round().astype(int)
+    ]
+    errors = np.sort([np.interp(grid, at, error) for at, error in runs], axis=0)
+    if len(runs) < FEWEST:
+        middle, lows, highs = errors[len(runs) // 2], errors[0], errors[-1]
+    else:
+        middle, lows, highs = np.transpose([median_interval(column) for column in errors.T])
+    points = list(zip(grid.tolist(), middle.tolist(), strict=True))
+    band = list(zip(lows.tolist(), highs.tolist(), strict=True)) if len(runs) > 1 else []
+    return Series(measured.point.label, points, band)
+
+
+def _describe_bands(drawn: Sequence[Measured]) -> str:
+    seeds = [len(point.present) for point in drawn]
+    if max(seeds) == 1:
+        return "Lines are of one seed."
+    if min(seeds) >= FEWEST:
+        return "Lines are medians over seeds, bands their 95 % intervals."
+    return (
+        f"Lines are medians over seeds, bands the range of the seeds, for fewer than {FEWEST} have"
+        " no 95 % interval."
+    )
 
 
 def _histogram(measured: Measured) -> Series:
@@ -256,11 +374,11 @@ def _failures(folder: Folder, sweep: Sweep) -> str:
 # --- real runs ------------------------------------------------------------------------------------
 
 
-def _real(folder: Folder, runs: Sequence[ImportedRun]) -> list[str]:
+def _real(folder: Folder, runs: Sequence[ImportedRun]) -> list[Part]:
     """Imported runs, and their staleness over that of the simulated trials of their points."""
     simulated = _load_simulated(folder)
     rows: list[list[str]] = []
-    drawn: list[str] = []
+    drawn: list[Part] = []
     for label in dict.fromkeys(run.label for run in runs):
         runs_of_point = [run for run in runs if run.label == label]
         others = simulated.get(label, [])
@@ -268,7 +386,8 @@ def _real(folder: Folder, runs: Sequence[ImportedRun]) -> list[str]:
         series = [_shares(f"real, {label}", [run.result for run in runs_of_point])]
         if others:
             series.append(_shares(f"simulated, {label}", others))
-        drawn.append(charts.bars(series, "staleness", "share of updates"))
+        shares = charts.bars(series, "staleness", "share of updates")
+        drawn.append(Picture(f"real-{len(drawn) + 1}-staleness", shares))
     heading = (
         *("run", "point", "seed", "strategy", "workers", "error %", "staleness, mean"),
         *("KS to simulated", "wait share", "seconds", "updates"),

@@ -162,6 +162,16 @@ def best_probability(
     return float((shares * (np.isfinite(least) & (medians[0] >= gain * least))).mean())
 
 
+NEAR = 1.1  # times the least median
+
+
+def near_best(values: Sequence[Sequence[float]]) -> list[float]:
+    """The bootstrap probability of each level that its median is at most NEAR times the least."""
+    medians = draw_medians(values)
+    least = medians.min(0)
+    return (np.isfinite(least) & (medians <= NEAR * least)).mean(1).tolist()  # type: ignore[no-any-return]
+
+
 class TargetTimes(NamedTuple):
     """Times to a target, one a seed; infinite where a run missed it."""
 
@@ -185,6 +195,12 @@ class TargetTimes(NamedTuple):
     def __str__(self) -> str:
         text = f"{self.median:.4g}"
         return f"{text} ({self.misses} of {len(self.values)} censored)" if self.misses else text
+
+    def show_interval(self) -> str:
+        """The median with its interval, where there are values enough, and the number of misses."""
+        interval = median_interval(self.values)
+        missed = f" ({self.misses} missed)" if self.misses else ""
+        return f"{f'{self.median:.3g}' if interval.low == -math.inf else interval}{missed}"
 
 
 def slope(levels: Sequence[float], values: Sequence[Sequence[float]]) -> Interval:

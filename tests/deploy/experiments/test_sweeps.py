@@ -3,18 +3,19 @@
 import csv
 import errno
 import html
-import itertools
 import multiprocessing
 import re
 import resource
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 from msgspec import structs
 
-from deploy.experiments import charts, runner
+from deploy.experiments import runner
 from deploy.experiments.comparison import compare_experiments
 from deploy.experiments.report import write_report
 from deploy.experiments.runner import Folder, judge_sweep, run_sweep
@@ -278,28 +279,51 @@ def test_the_report_asks_nothing_from_outside(tmp_path: Path) -> None:
         write_report(tmp_path / "trials", tmp_path / "none.html")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0.0, 86.7, [0.0, 20.0, 40.0, 60.0, 80.0]),
-        (0.0, 4000.0, [0.0, 1000.0, 2000.0, 3000.0, 4000.0]),
-        (0.12, 0.31, [0.15, 0.2, 0.25, 0.3]),
-        (-1.0, 1.0, [-1.0, -0.5, 0.0, 0.5, 1.0]),
-    ],
-)
-def test_axes_have_round_values(low: float, high: float, expected: list[float]) -> None:
-    assert charts.ticks(low, high) == expected
+def test_pictures_are_files(
+    swept: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each picture of the page is an SVG of its own, with the names of its lines in it."""
+    exp, figures = command(capsys, monkeypatch, "exp"), tmp_path / "figures"
+    page = tmp_path / "report.html"
+    assert exp("report", swept / "out", "--out", page, "--figures", figures)[0] == 0
+    written_files = sorted(path.stem for path in figures.iterdir())
+    assert written_files == [
+        "sweep-gradients",
+        "sweep-seconds",
+        "sweep-staleness",
+        "sweep-updates",
+    ]
+    labels = {point.label for point in read_sweep(swept / "out" / "sweep.toml").points}
+    for path in figures.iterdir():
+        picture = ET.parse(path).getroot()
+        texts = {text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")}
+        assert labels <= texts
+    assert page.read_text().count("<polygon") == 3 * len(labels)
+    status, _, refusal = exp("report", swept / "out", "--out", page, "--figures", page)
+    assert (status, refusal.count("\n")) == (2, 1)
+    assert "expected to write pictures" in refusal
 
 
-def test_the_ends_of_lines_are_apart() -> None:
-    """Lines that fall from 90 to a few percent end at different heights."""
-    falling = [[(0.0, 90.0), (1.0, 30.0), (2.0, 6.0), (3.0, end)] for end in (1.6, 2.4, 5.0)]
-    drawn = charts.lines([charts.Series("a", line) for line in falling], "gradients", "error %")
-    assert "error %, logarithmic" in drawn
-    ends = [float(end) for end in re.findall(r',([\d.]+)" fill="none"', drawn)]
-    heights = sorted(ends)
-    assert all(above - below > 20 for below, above in itertools.pairwise(heights)), ends
+def test_the_top_of_the_report_is_the_verdict(swept: Path, tmp_path: Path) -> None:
+    """The best point of each cluster, and how many of the rules held, before any table."""
+    rule = RULES.format(kind="ordering", where=SLOW, rest=f"of = {FAST}")
+    text = f"{SWEEP}{rule}"
+    shutil.copytree(swept / "out", tmp_path / "out")
+    (tmp_path / "out" / "sweep.toml").write_text(text)
+    write_report(tmp_path / "out", tmp_path / "report.html")
+    top = (tmp_path / "report.html").read_text().partition("<table>")[0]
+    verdicts = re.findall('<p class="verdict">(.*?)</p>', top)
+    assert [text.partition(":")[0] for text in verdicts] == [
+        "With cluster.link none",
+        "With cluster.link rtt=2s",
+        "Of 1 rules",
+    ]
+    assert verdicts[-1] == "Of 1 rules: 0 held, 1 not held, 0 inconclusive."
+    with pytest.raises(BadInput, match="target: expected 0 or more, got -1"):
+        write_report(tmp_path / "out", tmp_path / "report.html", target=-1)
 
 
 def test_the_trials_are_one_table(swept: Path, tmp_path: Path) -> None:
