@@ -9,6 +9,7 @@ Packages come from this environment, in the versions that the driver runs, or fr
 folder. Equal input gives equal bytes: members are sorted, and have one time and one owner.
 """
 
+import csv
 import gzip
 import os
 import shutil
@@ -33,6 +34,7 @@ from deploy.clusters.archive_libraries import (
     is_of_host,
     list_programs,
 )
+from deploy.clusters.bill_of_materials import BILL, describe_environment, write_bill
 from deploy.clusters.requirements import (
     DISTRIBUTION,
     EXECUTOR,
@@ -130,6 +132,7 @@ def pack(
         bundle_libraries(root, programs)
         _compile(root)
         manifest = _write_manifest(root, site, wanted)
+        write_bill(root / BILL, describe_environment(site, root))
         check_links(root)
         _try_out(root, wanted)
         with whole_file(out) as partial:
@@ -212,9 +215,8 @@ def _copy_distribution(package: Distribution, site: Path) -> None:
             got="an editable one" if editable else "one without a RECORD",
             hint="install it again from a wheel, or give --wheelhouse",
         )
-    for file in listed:
-        if _is_unused(file):
-            continue
+    copied = [file for file in listed if not _is_unused(file)]
+    for file in copied:
         source = Path(str(package.locate_file(file)))
         if not source.exists():
             raise BadInput(
@@ -223,6 +225,19 @@ def _copy_distribution(package: Distribution, site: Path) -> None:
         target = site / file
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target, follow_symlinks=False)
+    _write_record(site, copied)
+
+
+def _write_record(site: Path, files: Iterable[PurePosixPath]) -> None:
+    """Write which files a distribution has here, as those of its installer are not all copied.
+
+    Without hashes, which the format allows: paths of libraries in them are yet to be changed.
+    """
+    names = sorted(file.as_posix() for file in files)
+    (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+    record = PurePosixPath(metadata).with_name("RECORD").as_posix()
+    with (site / record).open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([name, "", ""] for name in (*names, record))
 
 
 def _is_unused(file: PurePosixPath) -> bool:
@@ -270,6 +285,9 @@ def _copy_project(root: Path, site: Path) -> None:
         (folder / name).write_text(installed.read_text(name) or "")
     shutil.copyfile(site / "deploy" / "cli" / SUBMIT, root / SUBMIT)
     shutil.move(site / "deploy" / "demo", root / "demo")  # the user's, where the user finds it
+    parts = [site / package for package in PACKAGES] + [folder]
+    copied = (path for part in parts for path in part.rglob("*") if path.is_file())
+    _write_record(site, (PurePosixPath(path.relative_to(site)) for path in copied))
 
 
 def _write_scripts(root: Path, site: Path) -> None:

@@ -3,6 +3,8 @@
 It is the short form of `make check C=cluster`, which has three hosts, Ray and a standalone master.
 """
 
+import filecmp
+import hashlib
 import json
 import tarfile
 from collections.abc import Iterator
@@ -10,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from deploy.clusters.archive import pack
 from deploy.clusters.archive_check import check_archive
+from deploy.clusters.bill_of_materials import BILL
 from tests.support import tiny_job
+from tests.support.bills import check_bill, list_parts
 from tests.support.fresh_clone import ROOT
 from tests.support.hosts import Host, bare_hosts, missing_for_bare_hosts
 from tests.support.packed import pack_once, unpack
@@ -63,7 +68,38 @@ def test_it_describes_itself(archive: Path) -> None:
         names = members.getnames()
     assert "spark_submit.py" in names
     assert "demo/lenet_solver.prototxt" in names
-    assert not [name for name in names if name.endswith(("/direct_url.json", "/RECORD"))]
+    assert not [name for name in names if name.endswith(("/direct_url.json", "/INSTALLER"))]
+
+
+def test_its_bill_of_materials_has_all_that_is_there(archive: Path) -> None:
+    """The bill lists every distribution with its version, and every file with its SHA-256.
+
+    The format is CycloneDX's. Only compiled modules and the bill itself are not in it.
+    """
+    contents = check_archive(archive).manifest
+    assert contents is not None
+    digests = {}
+    with tarfile.open(archive) as members:
+        for member in members:
+            file = members.extractfile(member) if member.isfile() else None
+            if file is not None and not member.name.endswith(".pyc"):
+                content = file.read()
+                digests[member.name] = hashlib.sha256(content).hexdigest()
+                if member.name == BILL:
+                    text = content.decode()
+    check_bill(text)
+    bill = json.loads(text)
+    packages = [part for part in bill["components"] if part.get("purl", "").startswith("pkg:pypi/")]
+    assert {part["name"]: part["version"] for part in packages} == contents.packages
+    listed = [part for part in list_parts(bill) if "hashes" in part]
+    hashes = sorted(part["hashes"][0]["content"] for part in listed)
+    assert hashes == sorted(digest for name, digest in digests.items() if name != BILL)
+
+
+def test_two_archives_of_one_environment_are_equal(archive: Path, tmp_path: Path) -> None:
+    """They have the same bytes, their bills of materials included."""
+    pack(tmp_path / "second.tar.gz", ["cli"], level=1)
+    assert filecmp.cmp(archive, tmp_path / "second.tar.gz", shallow=False)
 
 
 def test_it_runs_where_no_other_python_is(host: Host) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.clusters import bill_of_materials
 from tests.support.command_parser import parse
 from tests.support.target_tools import TARGETS, output_of, tool
 
@@ -52,6 +53,16 @@ def test_images_run_as_a_number_and_show_their_health(stage: str) -> None:
     assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == ["10001:10001"]
     (check,) = re.findall(r'^HEALTHCHECK .*CMD \["(\S+)",', text, re.MULTILINE)
     assert (IMAGES / Path(check).name).is_file()
+
+
+@pytest.mark.parametrize("stage", FINAL)
+def test_images_have_their_bill_of_materials(stage: str) -> None:
+    """It is written as root, after all that is in the image, by a module that the image has."""
+    command = f"-m {bill_of_materials.__name__} /opt/downpour/share/{bill_of_materials.BILL}\n"
+    assert command in stages()[stage]
+    after = re.findall(r"^[A-Z]+", stages()[stage].partition(command)[2], re.MULTILINE)
+    assert after[0] == "USER"
+    assert not {"COPY", "RUN"} & set(after)
 
 
 def test_the_base_is_an_argument() -> None:

@@ -1,0 +1,165 @@
+"""The software bill of materials (SBOM) of a Python environment, in the format CycloneDX 1.6.
+
+`downpour pack` writes one into its archive, and the images have one: which packages are there, in
+which version, under which licence as far as their metadata says so, and the SHA-256 of each file.
+Compiled modules (.pyc) are left out: they follow from files that are listed.
+
+Equal environments give equal bytes: there is no time and no serial number, which CycloneDX allows.
+The images run this as a module, of which the smallest has the base install and little else:
+
+    python -m deploy.clusters.bill_of_materials /opt/downpour/share/sbom.cdx.json
+"""
+
+import hashlib
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ps import __version__
+
+BILL = "sbom.cdx.json"
+"""Its name in an archive and in an image; scanners look for names that end so."""
+_PROJECT = "downpour-sgd"
+_SPDX_OF_PYTHON = "Python-2.0.1"  # of CPython itself, which has no metadata that says so
+_PYTHON = ("bin/python", "lib/python")
+_LONGEST_NAME = 80  # some packages have the text of their licence where its name belongs
+
+Component = dict[str, Any]
+
+
+def describe_environment(site: Path, root: Path | None = None) -> Component:
+    """The bill of the distributions in `site`, a folder of packages, and of the Python that runs.
+
+    With `root`, a folder that contains `site`, all other files below it are listed, too: shared
+    libraries in `lib` as such, because scanners look for their names.
+    """
+    packages = sorted(distributions(path=[str(site)]), key=_purl)
+    components = [_describe_package(package) for package in packages]
+    interpreter: Component = {
+        "type": "platform",
+        "bom-ref": "python",
+        "name": platform.python_implementation(),
+        "version": platform.python_version(),
+        "licenses": [{"expression": _SPDX_OF_PYTHON}],
+    }
+    if root is not None:
+        listed = {path for package in packages for path, _ in _list_files(package)}
+        others = [path for path in _walk_files(root) if path not in listed]
+        libraries = [path for path in others if path.parent == root / "lib" and ".so" in path.name]
+        components += [_describe_file(path, path.name, "library") for path in libraries]
+        names = [(path, path.relative_to(root).as_posix()) for path in others]
+        files = [_describe_file(path, name) for path, name in names if path not in libraries]
+        interpreter["components"] = [part for part in files if part["name"].startswith(_PYTHON)]
+        components += [part for part in files if not part["name"].startswith(_PYTHON)]
+    components.append(interpreter)
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "application",
+                "bom-ref": "root",
+                "name": _PROJECT,
+                "version": __version__,
+            }
+        },
+        "components": components,
+    }
+
+
+def write_bill(path: Path, bill: Component) -> None:
+    """Write a bill as JSON, one line for each field or file."""
+    path.write_text(json.dumps(bill, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def list_debian_packages() -> list[Component]:
+    """The packages that are installed here by dpkg; none where there is no dpkg."""
+    program = shutil.which("dpkg-query")
+    if program is None:
+        return []
+    system = platform.freedesktop_os_release()["ID"]
+    form = r"${db:Status-Abbrev}\t${Package}\t${Version}\t${Architecture}\n"
+    command = [program, "--show", "--showformat", form]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    components = []
+    for line in sorted(done.stdout.splitlines()):
+        status, name, version, machine = line.split("\t")
+        if status.startswith("ii"):
+            purl = f"pkg:deb/{system}/{quote(name)}@{quote(version)}?arch={machine}"
+            part = {"type": "library", "bom-ref": purl, "name": name, "version": version}
+            components.append({**part, "purl": purl})
+    return components
+
+
+def _describe_package(package: Distribution) -> Component:
+    purl, licences = _purl(package), _licences(package)
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": package.metadata["Name"],
+        "version": package.version,
+        "purl": purl,
+        **({"licenses": licences} if licences else {}),
+        "components": [_describe_file(path, name) for path, name in _list_files(package)],
+    }
+
+
+def _describe_file(path: Path, name: str, kind: str = "file") -> Component:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"type": kind, "name": name, "hashes": [{"alg": "SHA-256", "content": digest}]}
+
+
+def _purl(package: Distribution) -> str:
+    """The package URL: the name as the index of packages spells it, and the version."""
+    name = re.sub(r"[-_.]+", "-", package.metadata["Name"]).lower()
+    return f"pkg:pypi/{name}@{quote(package.version)}"
+
+
+def _licences(package: Distribution) -> list[Component]:
+    """The licence as an SPDX expression (PEP 639), else the names that the metadata has for it."""
+    metadata = package.metadata
+    if "License-Expression" in metadata:
+        return [{"expression": metadata["License-Expression"]}]
+    name = metadata["License"].strip() if "License" in metadata else ""
+    if name and name != "UNKNOWN" and "\n" not in name and len(name) <= _LONGEST_NAME:
+        return [{"license": {"name": name}}]
+    classifiers = [text.split(" :: ") for text in metadata.get_all("Classifier") or []]
+    names = [words[-1] for words in classifiers if words[0] == "License" and len(words) > 2]
+    return [{"license": {"name": name}} for name in sorted(set(names))]
+
+
+def _list_files(package: Distribution) -> Iterable[tuple[Path, str]]:
+    """The files of a package that are there, by the names in its record."""
+    for file in sorted(package.files or ()):
+        path = Path(str(package.locate_file(file)))
+        if path.suffix != ".pyc" and path.is_file() and not path.is_symlink():
+            yield path, file.as_posix()
+
+
+def _walk_files(folder: Path) -> list[Path]:
+    paths = (path for path in folder.rglob("*") if path.suffix != ".pyc" and path.name != BILL)
+    return sorted(path for path in paths if path.is_file() and not path.is_symlink())
+
+
+def main(arguments: list[str], site: Path | None = None) -> None:
+    """Write the bill of this environment, with the system's packages, to the file named."""
+    (target,) = arguments
+    bill = describe_environment(site or Path(sysconfig.get_path("purelib")))
+    bill["components"] += list_debian_packages()
+    write_bill(Path(target), bill)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
