@@ -1,7 +1,8 @@
 """Training on a virtual clock: sweeps of strategies, bounds, clusters and links.
 
 A problem of a user's module is made of `DenseTable`, `TensorSpec` and `Measurement`, or is a
-`TorchProblem`; `TrainingSimulation` runs the job of a `Trial` on it.
+`TorchProblem`; `TrainingSimulation` runs the job of a `Trial` on it. `load` reads the results in a
+folder into tables of pandas.
 """
 
 from importlib import import_module
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deploy.experiments.problem import Measurement
+    from deploy.experiments.result_frames import load
     from deploy.experiments.torch_problem import TorchProblem
     from deploy.experiments.training_simulation import TrainingSimulation
     from deploy.experiments.trials import Trial
@@ -21,6 +23,7 @@ _MODULES = {
     "TorchProblem": "deploy.experiments.torch_problem",
     "TrainingSimulation": "deploy.experiments.training_simulation",
     "Trial": "deploy.experiments.trials",
+    "load": "deploy.experiments.result_frames",
 }
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "TorchProblem",
     "TrainingSimulation",
     "Trial",
+    "load",
 ]
 
 

@@ -28,8 +28,8 @@ from deploy.experiments.shapes.base import ShapeOutcome, load_outcomes
 from deploy.experiments.statistics import mean_interval, median_interval
 from deploy.experiments.sweeps import RATES, Point, Rates, Sweep, read_rates, read_sweep
 from deploy.experiments.target_times import FEWEST, PointRanking, rank_points
-from deploy.experiments.trial_table import list_stragglers
-from deploy.experiments.trials import Trial, TrialResult
+from deploy.experiments.trial_table import describe_setting
+from deploy.experiments.trials import TrialResult
 from ps import __version__
 from ps.build_id import build_id
 from shards import argument_checks
@@ -444,7 +444,7 @@ def _trials(results: Iterable[TrialResult]) -> str:
             result.trial.strategy,
             f"{result.trial.rate:g}",
             result.trial.cluster.workers,
-            _describe_setting(result.trial),
+            describe_setting(result.trial),
             f"{result.error:.2f}",
             f"{result.mean_staleness:.2f}",
             result.updates,
@@ -455,31 +455,6 @@ def _trials(results: Iterable[TrialResult]) -> str:
     ]
     heading = ("trial", "seed", "strategy", "rate", "workers", "setting", "error %", "staleness")
     return _table((*heading, "updates", "seconds", "diverged"), rows)
-
-
-def _describe_setting(trial: Trial) -> str:
-    """The other settings of a trial in which it differs from its neighbours."""
-    cluster, times = trial.cluster, trial.cluster.times
-    texts = [f"{trial.workload}, batch {trial.batch}", trial.rule, f"steps {times}"]
-    if trial.staleness is not None:
-        texts.append(f"bound {trial.staleness}")
-    if cluster.link:
-        texts.append(f"link {cluster.link}")
-    if cluster.delays:
-        texts.append(f"delays 0 to {cluster.delays}")
-    if cluster.stragglers:
-        texts.append(f"slow {list_stragglers(cluster)}")
-    texts.append(f"tested on {trial.tested}{' held out' if trial.held_out else ''}")
-    if trial.until_error >= 0:
-        texts.append(f"until {trial.until_error:g} %")
-    usual = Trial()
-    others = ("schedule", "decay", "fragments", "on_stale")
-    texts += [
-        f"{name} {value}"
-        for name in others
-        if (value := getattr(trial, name)) != getattr(usual, name)
-    ]
-    return "; ".join(texts)
 
 
 def _table(heading: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

@@ -24,7 +24,7 @@ from deploy.experiments.statistics import Interval, TargetTimes
 from deploy.experiments.trials import Trial, TrialResult, run_trials, with_seed
 from deploy.experiments.tuning import TUNING_SEEDS, Tuned, choose_rates
 from ps.whole_files import whole_file
-from shards.errors import BadInput, GiveUp
+from shards.errors import UNDECODABLE, BadInput, GiveUp
 
 _TRIALS = "shape-trials"  # a folder of results, as a sweep has one
 _NOTE_EVERY_S = 30.0
@@ -348,9 +348,16 @@ def keep(outcome: ShapeOutcome, folder: Path) -> None:
 
 
 def load_outcomes(folder: Path) -> list[ShapeOutcome]:
-    """The outcomes in a folder, by number."""
-    files = sorted(folder.glob("shape-*.msgpack"))
-    return [msgspec.msgpack.decode(file.read_bytes(), type=ShapeOutcome) for file in files]
+    """The outcomes in a folder, by number; raises BadInput for a file of another version."""
+    outcomes = []
+    for file in sorted(folder.glob("shape-*.msgpack")):
+        try:
+            outcomes.append(msgspec.msgpack.decode(file.read_bytes(), type=ShapeOutcome))
+        except (OSError, *UNDECODABLE) as error:
+            raise BadInput(
+                file, expected="a shape's outcome of this version", got=str(error)
+            ) from None
+    return outcomes
 
 
 def judge_rule(holds: bool) -> ShapeVerdict:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from deploy.experiments import report, statistics, trial_table
+from deploy.experiments import report, statistics
 from deploy.experiments.cluster import ClusterModel, StepTimes
 from deploy.experiments.images import Mlp, choose_images, mnist
 from deploy.experiments.shapes import SHAPES, delays, momentum, waiting, windows
@@ -26,6 +26,7 @@ from deploy.experiments.shapes.base import (
 from deploy.experiments.shapes.plan import PlanningBench
 from deploy.experiments.statistics import TargetTimes
 from deploy.experiments.training_simulation import CurvePoint, TrainingSimulation
+from deploy.experiments.trial_table import TableTrial, describe_setting, write_table
 from deploy.experiments.trials import Trial, TrialResult
 from deploy.experiments.tuning import Tuned
 from shards.shard import Shard
@@ -286,12 +287,14 @@ def test_the_rows_of_a_table_tell_trials_apart(
     bench = PlanningBench(Preset.CI)
     SHAPES[number].judge(bench, False)
     results = list({result.trial.id: result for result in bench.results}.values())
-    rows = Counter(tuple(map(str, trial_table._row("", "", one)[2:])) for one in results)
+    rows = Counter(
+        tuple(map(str, TableTrial("", "", "", {}, result).row()[2:])) for result in results
+    )
     assert rows.most_common(1)[0][1] == 1
     described = Counter(
         (trial.seed, trial.strategy, trial.rate, trial.cluster.workers, setting)
         for trial in (one.trial for one in results)
-        for setting in (report._describe_setting(trial),)
+        for setting in (describe_setting(trial),)
     )
     assert described.most_common(1)[0][1] == 1
 
@@ -320,7 +323,7 @@ def test_a_report_has_delays_and_step_times(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "deep:6, batch 4; sgd; steps of 1 s lognormal, cv 0.3, 2.00% of them 10x" in page
     assert "; bound 3; delays 0 to 32; slow worker-1=4; tested on 2000; until 8 %" in page
-    assert trial_table.write_table(tmp_path, tmp_path / "trials.csv") == 1
+    assert write_table(tmp_path, tmp_path / "trials.csv") == 1
     with (tmp_path / "trials.csv").open() as file:
         (row,) = csv.DictReader(file)
     names = ("delays", "step_cv", "slow_share", "stragglers", "tested", "until_error")
