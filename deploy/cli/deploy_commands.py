@@ -8,8 +8,9 @@ import typer
 
 from deploy.cli.train import declare, list_parameters
 from worker.job.network import ClusterNetwork
+from worker.job.options import LONGEST_S
 
-app = typer.Typer(help="Prepare a cluster: its ports, and what its hosts lack.")
+app = typer.Typer(help="Prepare a cluster: its ports, and what its hosts lack; empty a node.")
 
 
 @app.command()
@@ -97,6 +98,30 @@ declare(
         *list_parameters(ClusterNetwork, "Ports and addresses"),
     ],
 )
+
+
+@app.command()
+def drain(
+    node: Annotated[
+        str,
+        typer.Argument(help="The node's address, host name or id in Ray.", show_default=False),
+    ],
+    ray: Annotated[
+        str, typer.Option(help="The head of Ray: HOST:PORT, or auto.", show_default=False)
+    ],
+    wait_s: Annotated[
+        float, typer.Option(min=0.1, max=LONGEST_S, help="Seconds to wait for its last shard.")
+    ] = 600.0,
+) -> None:
+    """Have a node of Ray take nothing more, and wait until it is empty, before maintenance.
+
+    Shards that are on it stay until their jobs end or are paused. Resumed jobs have theirs on other
+    nodes. Ray stops on the node when it is empty; start it again to take it back.
+    """
+    from deploy.clusters.ray_cluster import drain_node
+
+    drain_node(ray, node, wait_s, typer.echo)
+    typer.echo(f"node {node} is empty, and has left Ray")
 
 
 def _network(settings: dict[str, Any]) -> ClusterNetwork:

@@ -15,8 +15,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import ray
+from ray._private import state as ray_state
 from ray._private import worker as ray_worker
 from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_LOG_MONITOR
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -46,7 +48,9 @@ _STARTS = 3
 _TRIAL = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 # Ray rewrites 127.0.0.1 to an address of the network, but leaves the rest of 127/8 unchanged.
 _LOOPBACK = "127.0.0.2" if sys.platform == "linux" else None
-_LEFT = 1  # EXPECTED_TERMINATION among the reasons in Ray's gcs.proto
+_LEFT = {1, 3, 4}  # reasons in Ray's gcs.proto: ended as planned, or drained
+_HEAD = "node:__internal_head__"  # a resource of the head alone
+_LOOK_S = 0.5
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's least: gradients travel over ZeroMQ, never through it.
 
 
@@ -224,12 +228,76 @@ def list_nodes(table: Iterable[Mapping[str, Any]]) -> list[RayNode]:
         node = RayNode(entry["NodeID"], entry["NodeManagerHostname"], address, port)
         if entry["Alive"]:
             living.append(node)
-        elif entry.get("DeathReason") != _LEFT:
+        elif entry.get("DeathReason") not in _LEFT:
             death = str(entry.get("DeathReasonMessage") or "for a reason that Ray does not say")
             dead[address] = node._replace(death=death)
     for node in living:
         dead.pop(node.address, None)
     return sorted([*living, *dead.values()], key=lambda node: (node.host, node.address))
+
+
+def drain_node(address: str, name: str, wait_s: float, report: Callable[[str], None]) -> None:
+    """Have Ray start nothing more on a node, and wait until its last actor has ended.
+
+    Ray then stops on that node by itself. `name` is the node's address, host or id. Actors stay
+    where they are: a job leaves the node when it is stopped and resumed. `report` is called with a
+    line whenever other actors are left.
+
+    Raises what `connect` does, BadInput for a node that Ray lacks or its head, and GiveUp if actors
+    are left after `wait_s` seconds; the node takes nothing more then, too.
+    """
+    if address.startswith("ray://"):
+        raise BadInput("--ray", expected="HOST:PORT of the head, or auto", got=address)
+    with _join(address) as head:
+        node = choose_node(ray.nodes(), name)
+        reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "maintenance"]
+        command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "drain-node"]
+        command += ["--address", head, "--node-id", node.id, *reason]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise GiveUp(f"node {node.address} of Ray: {done.stderr.strip().splitlines()[-1]}")
+        report(f"node {node.address} of Ray takes nothing more")
+        shown, until = list[str](), time.monotonic() + wait_s
+        while node.id in (living.id for living in list_nodes(ray.nodes()) if not living.death):
+            left = list_actors(ray_state.actors().values(), node.id)
+            if left != shown:
+                report(f"left on it: {', '.join(left) or 'nothing'}")
+                shown = left
+            if time.monotonic() > until:
+                raise GiveUp(
+                    f"node {node.address} of Ray: after {wait_s:g} s {', '.join(left) or 'Ray'} is"
+                    " left; stop or pause the jobs there, resume them, and run this again"
+                )
+            time.sleep(_LOOK_S)
+
+
+def choose_node(table: Iterable[Mapping[str, Any]], name: str) -> RayNode:
+    """The living node with this address, host or id.
+
+    Raises BadInput for none, for several, and for the head, without which there is no Ray.
+    """
+    table = list(table)
+    living = [node for node in list_nodes(table) if not node.death]
+    fitting = [node for node in living if name in {node.address, node.host, node.id}]
+    if len(fitting) != 1:
+        raise BadInput(
+            f"node {name}",
+            expected=f"one of {', '.join(f'{node.address} ({node.host})' for node in living)}",
+            got="none" if not fitting else f"{len(fitting)} nodes of this host: name an address",
+        )
+    (resources,) = (entry["Resources"] for entry in table if entry["NodeID"] == fitting[0].id)
+    if _HEAD in resources:
+        raise BadInput(f"node {name}", expected="another node than Ray's head", got="the head")
+    return fitting[0]
+
+
+def list_actors(table: Iterable[Mapping[str, Any]], node: str) -> list[str]:
+    """The living actors on the node with this id, each by its class and process."""
+    return sorted(
+        f"{actor['ActorClassName']} (process {actor['Pid']})"
+        for actor in table
+        if actor["State"] == "ALIVE" and actor["Address"]["NodeID"] == node
+    )
 
 
 def _init(address: str, **options: Any) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import ray
+from ray._private import state as ray_state
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -254,12 +255,14 @@ class Actor(ProcessHandle):
         self._forgets = True
 
     def _check_node(self) -> None:
-        """Raise Stranded if the actor had to run on a node that is gone."""
+        """Raise Stranded if the actor had to run on a node that is gone, or drains."""
         if self._bound and self._node not in nodes():
-            where = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+            table = {node["NodeID"]: node for node in ray.nodes()}
+            entry = table.get(self._node, {})
+            where, alive = entry.get("NodeManagerAddress", self._node), entry.get("Alive")
             raise Stranded(
-                f"{self.name} cannot continue: node {where.get(self._node, self._node)} of Ray is"
-                " gone"
+                f"{self.name} cannot continue: node {where} of Ray"
+                f" {'drains' if alive else 'is gone'}"
             )
 
 
@@ -279,8 +282,16 @@ def own_node() -> str:
 
 
 def nodes() -> list[str]:
-    """The ids of the nodes that are alive, as far as Ray knows by now."""
-    return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    """The ids of the nodes that live and take actors, as far as Ray knows by now.
+
+    Ray starts nothing on a node that drains: a copy that is meant for it would come to be anywhere,
+    such as with its primary. A client of ray:// cannot ask which nodes these are.
+    """
+    is_client = ray.util.client.ray.is_connected()
+    draining = {} if is_client else ray_state.state.get_draining_nodes()
+    return [
+        node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining
+    ]
 
 
 def gpus() -> float:

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -270,3 +270,102 @@ def test_a_token_is_wanted_where_shards_are_open(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(BadInput, match=f"Ray's token: {file}: No such file"):
         check_token(environ)
+
+
+def test_the_node_to_drain_is_found_by_its_names() -> None:
+    """By address, host or id; the head, a dead node and an ambiguous name are refused."""
+    table = [
+        entry("a1", "one", "10.0.0.1", head=True),
+        entry("b2", "two", "10.0.0.2"),
+        entry("c3", "two", "10.0.0.3"),
+        entry("d4", "four", "10.0.0.4", alive=False),
+    ]
+    for name in ("10.0.0.2", "b2"):
+        assert ray_cluster.choose_node(table, name).id == "b2"
+    living = r"10\.0\.0\.1 \(one\), 10\.0\.0\.2 \(two\), 10\.0\.0\.3 \(two\)"
+    with pytest.raises(
+        BadInput, match=r"^--ray: expected HOST:PORT of the head, or auto, got ray:"
+    ):
+        ray_cluster.drain_node("ray://10.0.0.1:10001", "two", 1.0, print)
+    for name, line in (
+        ("four", rf"^node four: expected one of {living}, got none$"),
+        ("two", r"got 2 nodes of this host: name an address$"),
+        ("10.0.0.1", r"^node 10\.0\.0\.1: expected another node than Ray's head, got the head$"),
+    ):
+        with pytest.raises(BadInput, match=line):
+            ray_cluster.choose_node(table, name)
+
+
+def entry(
+    node: str, host: str, address: str, *, head: bool = False, alive: bool = True
+) -> dict[str, Any]:
+    """A node in Ray's table."""
+    resources = {"node:__internal_head__": 1.0} if head else {}
+    return {
+        "NodeID": node, "NodeManagerHostname": host, "NodeManagerAddress": address,
+        "NodeManagerPort": 1, "Alive": alive, "Resources": resources,
+    }  # fmt: skip
+
+
+SHARDS = """
+import sys
+import numpy as np, ps, ray
+from ps.launch.ray_actors import nodes
+from ray._private import state
+
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+with ps.start({"w": np.zeros(8, np.float32)}, on="ray", shards=2) as job:
+    address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    mine = ray.get_runtime_context().get_job_id()
+    actors = [actor for actor in state.actors().values() if actor["JobID"] == mine]
+    print(*(address[actor["Address"]["NodeID"]] for actor in actors), len(nodes()), flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_node_is_drained(running_ray: "RunningRay", tmp_path: Path) -> None:
+    """A node that drains keeps its shard and takes no other; when the job ends, it leaves Ray."""
+    from tests.support.clusters import ray_node
+
+    head, environ, there = running_ray.address, os.environ | running_ray.token, "127.0.0.4"
+    main = "from deploy.cli.app import main; main()"
+    drain = [sys.executable, "-c", main, "deploy", "drain", there, "--ray", head]
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            words, env=environ, text=True, stdin=pipe, stdout=pipe, stderr=pipe
+        )
+        stack.callback(process.kill)
+        return process
+
+    def read_nodes(job: subprocess.Popen[str]) -> tuple[list[str], int]:
+        """The nodes of a job's shards, and the number of those that take more."""
+        assert job.stdout is not None
+        *addresses, count = job.stdout.readline().split()
+        return sorted(addresses), int(count)
+
+    with ExitStack() as stack:
+        stack.enter_context(ray_node(tmp_path / "node.log", head, there, running_ray.token))
+        first = start(sys.executable, "-c", SHARDS, head)
+        assert read_nodes(first) == (["127.0.0.3", there], 2)
+        early = subprocess.run(
+            [*drain, "--wait-s", "0.1"], env=environ, capture_output=True, text=True, check=False
+        )
+        assert early.returncode != 0
+        assert "after 0.1 s ShardActor (process " in early.stderr
+        draining = start(*drain)
+        assert draining.stdout is not None
+        assert draining.stdout.readline() == f"node {there} of Ray takes nothing more\n"
+        assert draining.stdout.readline().startswith("left on it: ShardActor (process ")
+        second = start(sys.executable, "-c", SHARDS, head)
+        assert read_nodes(second) == (["127.0.0.3", "127.0.0.3"], 1)
+        assert draining.poll() is None
+        for job in (first, second):
+            error = job.communicate("\n")[1]
+            assert job.returncode == 0, error
+        out, error = draining.communicate()
+        assert (draining.returncode, error) == (0, "")
+        assert out.endswith(f"node {there} is empty, and has left Ray\n")
