@@ -48,6 +48,8 @@ class Contender(NamedTuple):
     options: Sequence[str] = ()
     on_link: Sequence[str] = ()
     """Further options on a slow link."""
+    on_slow: Sequence[str] = ()
+    """Further options with a slow worker."""
     works: Sequence[str] = ("lenet", "cifar", "adult")
     workers: int | None = None
     """How many workers it has, whatever is asked for."""
@@ -85,10 +87,16 @@ _DDP = ("ddp.py",)
 _OURS = ("downpour-sgd", "pyspark")
 _LOCAL_STEPS = ("--strategy", "local_sgd:h=25")
 """For a slow link: as many local steps as torchft's program takes."""
+_NO_BOUND = ("--staleness", "inf")
+"""For a slow worker: under a bound all others would have its pace."""
 _ELEPHAS = ("elephas", "pyspark", "tensorflow")
 CONTENDERS = {
     "downpour, PyTorch on Spark": Contender(
-        "downpour_torch.py", (*_OURS, "torch"), Kind.SPARK, on_link=_LOCAL_STEPS
+        "downpour_torch.py",
+        (*_OURS, "torch"),
+        Kind.SPARK,
+        on_link=_LOCAL_STEPS,
+        on_slow=_NO_BOUND,
     ),
     "downpour train": Contender(
         "downpour_caffe.py", _OURS, Kind.SPARK, on_link=_LOCAL_STEPS, works=("lenet",)
@@ -236,8 +244,9 @@ class Run:
     def start(self) -> None:
         """Start what has to be up, then the program's own processes; `began` is between them."""
         contender, trial = self._contender, self._trial
-        on_link = contender.on_link if self._places else ()
-        program = contender.command([*trial.options(), "--record", str(self.record), *on_link])
+        further = [*(contender.on_link if self._places else ())]
+        further += contender.on_slow if trial.slow > 1 else ()
+        program = contender.command([*trial.options(), "--record", str(self.record), *further])
         workers = contender.workers or trial.workers
         parts = list_parts(
             contender.kind, contender.python, program, workers, self._places, self._folder

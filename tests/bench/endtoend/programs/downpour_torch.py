@@ -39,7 +39,8 @@ def main() -> None:
     task = read_task()
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", default=STRATEGY)
-    strategy = parser.parse_known_args()[0].strategy
+    parser.add_argument("--staleness", default="usual")
+    options, _ = parser.parse_known_args()
     os.environ |= deploy.spark_environment()
     master = task.cluster or f"local[{task.workers},4]"
     spark = SparkSession.builder.master(master).config(map=QUICK_SPARK).getOrCreate()
@@ -56,7 +57,8 @@ def main() -> None:
         train,
         task,
         params=worker.torch.params(model, rule=ps.Momentum(task.momentum), rate=task.rate),
-        strategy=strategy,
+        strategy=options.strategy,
+        staleness=options.staleness,
         evaluate=worker.Evaluate(
             measure,
             every=task.between // (task.workers * task.batch),
@@ -64,6 +66,7 @@ def main() -> None:
         ),
         shards_in="processes",
         bind="0.0.0.0" if task.cluster else "127.0.0.1",
+        plaintext=bool(task.cluster),  # as everything is that other programs send
         # Places share their files, and a Unix socket would lead past the line.
         transport="tcp" if task.cluster else "auto",
     )
