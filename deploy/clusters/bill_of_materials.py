@@ -27,8 +27,8 @@ from urllib.parse import quote
 from ps import __version__
 
 BILL = "sbom.cdx.json"
-"""Its name in an archive and in an image; scanners look for names that end so."""
-_PROJECT = "downpour-sgd"
+"""The name of a bill in an archive and in an image, with the ending that scanners look for."""
+_PROJECT = "downpour-sgd"  # as in requirements.py, which needs more than the base install
 _SPDX_OF_PYTHON = "Python-2.0.1"  # of CPython itself, which has no metadata that says so
 _PYTHON = ("bin/python", "lib/python")
 _LONGEST_NAME = 80  # some packages have the text of their licence where its name belongs
@@ -42,8 +42,11 @@ def describe_environment(site: Path, root: Path | None = None) -> Component:
     With `root`, a folder that contains `site`, all other files below it are listed, too: shared
     libraries in `lib` as such, because scanners look for their names.
     """
-    packages = sorted(distributions(path=[str(site)]), key=_purl)
-    components = [_describe_package(package) for package in packages]
+    components, listed = list[Component](), set[Path]()
+    for package in sorted(distributions(path=[str(site)]), key=_purl):
+        files = list(_list_files(package))
+        components.append(_describe_package(package, files))
+        listed.update(path for path, _ in files)
     interpreter: Component = {
         "type": "platform",
         "bom-ref": "python",
@@ -52,14 +55,19 @@ def describe_environment(site: Path, root: Path | None = None) -> Component:
         "licenses": [{"expression": _SPDX_OF_PYTHON}],
     }
     if root is not None:
-        listed = {path for package in packages for path, _ in _list_files(package)}
-        others = [path for path in _walk_files(root) if path not in listed]
-        libraries = [path for path in others if path.parent == root / "lib" and ".so" in path.name]
-        components += [_describe_file(path, path.name, "library") for path in libraries]
-        names = [(path, path.relative_to(root).as_posix()) for path in others]
-        files = [_describe_file(path, name) for path, name in names if path not in libraries]
-        interpreter["components"] = [part for part in files if part["name"].startswith(_PYTHON)]
-        components += [part for part in files if not part["name"].startswith(_PYTHON)]
+        libraries, of_python, others = list[Component](), list[Component](), list[Component]()
+        for path in _walk_files(root):
+            name = path.relative_to(root).as_posix()
+            if path in listed:
+                continue
+            if path.parent == root / "lib" and ".so" in path.name:
+                libraries.append(_describe_file(path, path.name, "library"))
+            elif name.startswith(_PYTHON):
+                of_python.append(_describe_file(path, name))
+            else:
+                others.append(_describe_file(path, name))
+        interpreter["components"] = of_python
+        components += libraries + others
     components.append(interpreter)
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -102,7 +110,7 @@ def list_debian_packages() -> list[Component]:
     return components
 
 
-def _describe_package(package: Distribution) -> Component:
+def _describe_package(package: Distribution, files: Iterable[tuple[Path, str]]) -> Component:
     purl, licences = _purl(package), _licences(package)
     return {
         "type": "library",
@@ -111,7 +119,7 @@ def _describe_package(package: Distribution) -> Component:
         "version": package.version,
         "purl": purl,
         **({"licenses": licences} if licences else {}),
-        "components": [_describe_file(path, name) for path, name in _list_files(package)],
+        "components": [_describe_file(path, name) for path, name in files],
     }
 
 

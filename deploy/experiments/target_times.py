@@ -128,7 +128,7 @@ def _split_by_cluster(points: Sequence[PointResults]) -> list[list[PointResults]
 
 
 def _find_conditions(groups: Sequence[Sequence[PointResults]]) -> list[str]:
-    """The keys that tell the groups apart: with one value in each, and several in all."""
+    """The keys that distinguish the groups: with one value in each, and several in all."""
 
     def values(group: Sequence[PointResults], key: str) -> set[str]:
         return {repr(point.values.get(key)) for point in group}

@@ -244,9 +244,11 @@ class Run:
     def start(self) -> None:
         """Start what has to be up, then the program's own processes; `began` is between them."""
         contender, trial = self._contender, self._trial
-        further = [*(contender.on_link if self._places else ())]
-        further += contender.on_slow if trial.slow > 1 else ()
-        program = contender.command([*trial.options(), "--record", str(self.record), *further])
+        on_link = contender.on_link if self._places else ()
+        on_slow = contender.on_slow if trial.slow > 1 else ()
+        program = contender.command(
+            [*trial.options(), "--record", str(self.record), *on_link, *on_slow]
+        )
         workers = contender.workers or trial.workers
         parts = list_parts(
             contender.kind, contender.python, program, workers, self._places, self._folder

@@ -9,10 +9,10 @@ import pytest
 from deploy.experiments import load, trials
 from deploy.experiments.report import write_report
 from deploy.experiments.runner import Folder, run_sweep
-from deploy.experiments.shapes.base import Preset, ShapeOutcome, keep
 from deploy.experiments.sweeps import read_sweep
 from deploy.experiments.trials import Trial, run_trial
 from shards.errors import BadInput
+from tests.support.shape_outcomes import keep_outcome
 
 SWEEP = """
 name = "tables"
@@ -59,17 +59,7 @@ def test_a_sweep_is_two_tables(swept: Path) -> None:
 
 def test_a_shape_has_the_settings_of_its_levels_as_points(tmp_path: Path) -> None:
     levels = [Trial(workload="quad", gradients=8, rate=rate) for rate in (0.01, 0.02)]
-    outcome = ShapeOutcome(
-        number=3,
-        title="t",
-        source="s",
-        preset=Preset.CI,
-        control=False,
-        checks=[],
-        trials=[run_trial(level) for level in levels],
-        registration=2,
-    )
-    keep(outcome, tmp_path)
+    keep_outcome(tmp_path, 3, [run_trial(level) for level in levels], registration=2)
     results = load(str(tmp_path))
     assert results.trials["from"].tolist() == ["shape 3.2"] * 2
     assert results.curves["point"].nunique() == 2

@@ -19,9 +19,7 @@ from deploy.experiments.shapes.base import (
     Check,
     Origin,
     Preset,
-    ShapeOutcome,
     ShapeVerdict,
-    keep,
 )
 from deploy.experiments.shapes.plan import PlanningBench
 from deploy.experiments.statistics import TargetTimes
@@ -30,6 +28,7 @@ from deploy.experiments.trial_table import TableTrial, describe_setting, write_t
 from deploy.experiments.trials import Trial, TrialResult
 from deploy.experiments.tuning import Tuned
 from shards.shard import Shard
+from tests.support.shape_outcomes import keep_outcome
 
 INF = math.inf
 
@@ -309,16 +308,7 @@ def test_a_report_has_delays_and_step_times(tmp_path: Path) -> None:
     )
     trial = Trial(workload="deep:6", tested=2000, until_error=8.0, staleness=3, cluster=cluster)
     end = CurvePoint(1, 1, 1.0, 1.0, 5.0)
-    outcome = ShapeOutcome(
-        number=12,
-        title="t",
-        source="s",
-        preset=Preset.CI,
-        control=False,
-        checks=[],
-        trials=[TrialResult(trial=trial, curve=[end])],
-    )
-    keep(outcome, tmp_path)
+    keep_outcome(tmp_path, 12, [TrialResult(trial=trial, curve=[end])])
     report.write_report(tmp_path, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "deep:6, batch 4; sgd; steps of 1 s lognormal, cv 0.3, 2.00% of them 10x" in page

@@ -19,7 +19,7 @@ from deploy.experiments import runner
 from deploy.experiments.comparison import compare_experiments
 from deploy.experiments.report import write_report
 from deploy.experiments.runner import Folder, judge_sweep, run_sweep
-from deploy.experiments.shapes.base import Check, Preset, ShapeOutcome, ShapeVerdict, keep
+from deploy.experiments.shapes.base import Check, ShapeVerdict
 from deploy.experiments.sweeps import read_sweep
 from deploy.experiments.trial_limits import TrialLimits
 from deploy.experiments.trial_table import COLUMNS, write_table
@@ -27,6 +27,7 @@ from deploy.experiments.trials import Trial, rule_named, run_trial
 from shards.errors import BadInput
 from shards.rules import Momentum
 from tests.support.cli_in_process import command
+from tests.support.shape_outcomes import keep_outcome
 
 ROOT = Path(__file__).parents[3]
 
@@ -258,16 +259,7 @@ def test_the_report_asks_nothing_from_outside(tmp_path: Path) -> None:
     run_sweep(sweep, folder, note=quiet)
     check = Check("a < b", "a is less", "1 < 2", ShapeVerdict.REPRODUCED)
     diverging = Trial(workload="quad", strategy="asp", rate=1e6, gradients=400, look_every=200)
-    outcome = ShapeOutcome(
-        number=1,
-        title="t",
-        source="s",
-        preset=Preset.CI,
-        control=False,
-        checks=[check],
-        trials=[run_trial(diverging)],
-    )
-    keep(outcome, folder)
+    keep_outcome(folder, 1, [run_trial(diverging)], [check])
     size = write_report(folder, folder / "report.html")
     page = (folder / "report.html").read_text()
     assert size == len(page.encode()) < 3e6
@@ -329,10 +321,7 @@ def test_the_top_of_the_report_is_the_verdict(swept: Path, tmp_path: Path) -> No
 def test_the_trials_are_one_table(swept: Path, tmp_path: Path) -> None:
     """A row for each trial, simulated or of a shape, with settings and figures."""
     result = run_trial(Trial(workload="quad", gradients=8))
-    outcome = ShapeOutcome(
-        number=3, title="t", source="s", preset=Preset.CI, control=True, checks=[], trials=[result]
-    )
-    keep(outcome, tmp_path)
+    keep_outcome(tmp_path, 3, [result], control=True)
     assert write_table(tmp_path, tmp_path / "shapes.csv") == 1
     header, row = (tmp_path / "shapes.csv").read_text().splitlines()
     found = dict(zip(header.split(","), row.split(","), strict=True))
