@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from worker.job.run_options import Interrupted
     from worker.job.stream_run import Stream, stream
     from worker.job.train import Trained, train
-    from worker.spark import sequence_file
+    from worker.spark import sequence_file, ship_code
     from worker.spark.code_archive import pack_code
     from worker.strategies import (
         ADAG,
@@ -127,6 +127,7 @@ __all__ = [
     "pack_code",
     "run",
     "sequence_file",
+    "ship_code",
     "start",
     "stream",
     "test",
@@ -189,6 +190,7 @@ _HOMES = {
     "pack_code": "worker.spark.code_archive",
     "run": "worker.job.function_run",
     "sequence_file": "worker.spark",
+    "ship_code": "worker.spark",
     "start": "worker.training.own_loop",
     "stream": "worker.job.stream_run",
     "test": "worker.caffe.frame_inference",

@@ -1,15 +1,18 @@
 """MNIST through dense layers, in NumPy."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import cache
 from importlib.resources import as_file, files
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deploy.experiments.problem import BLOCK, Batch, Measurement, Rows, cross_entropy
+from shards.errors import BadInput
 from shards.tables import DenseTable, TensorSpec
 from worker.strategies.base import Floats
 
@@ -28,13 +31,25 @@ class Images(NamedTuple):
     test_labels: Rows
 
 
+def open_demo() -> AbstractContextManager[Path]:
+    """The folder of the packaged demo, for as long as the context lasts.
+
+    Raises BadInput where the code is a copy for executors, which has no data.
+    """
+    folder = files("deploy") / "demo"
+    if not folder.is_dir():
+        raise BadInput("the demo's data", expected=f"the folder {folder}", got="code without it")
+    return as_file(folder)
+
+
 @cache
 def mnist() -> Images:
     """The packaged MNIST: 60,000 images to train with and 10,000 to test with."""
     from worker.data.idx import open_idx
     from worker.data.read_options import ReadOptions
 
-    with as_file(files("deploy") / "demo" / "mnist") as folder:
+    with open_demo() as demo:
+        folder = demo / "mnist"
         train = open_idx(folder, ReadOptions(split="train", classes=10))
         test = open_idx(folder, ReadOptions(split="test", classes=10))
     return Images(

@@ -5,13 +5,12 @@
 
 import threading
 from collections.abc import Iterator
-from importlib.resources import as_file, files
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.experiments.images import HELD_OUT, Bytes, choose_images, mnist
+from deploy.experiments.images import HELD_OUT, Bytes, choose_images, mnist, open_demo
 from deploy.experiments.problem import BLOCK, Batch, Measurement, Rows
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
@@ -32,7 +31,7 @@ class LeNetImages:
     def __init__(self, batch: int = 64, tested: int = 10_000, *, held_out: bool = False) -> None:
         self.batch, self._tested = batch, tested
         self._held_out = held_out
-        with as_file(files("deploy") / "demo") as folder:
+        with open_demo() as folder:
             solver = read_solver(folder / "lenet_solver.prototxt")
         self._trained, self._test = solver.train, solver.tests[0].net
         self._local = threading.local()  # a model keeps buffers between calls

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         write_frame,
     )
     from worker.spark.preflight import PartitionRows, check_python, check_same_host, survey
-    from worker.spark.session import start_session
+    from worker.spark.session import ship_code, start_session
     from worker.spark.streams import (
         await_query,
         await_stop,
@@ -98,6 +98,7 @@ __all__ = [
     "runs_this_python",
     "sequence_file",
     "share",
+    "ship_code",
     "shows_progress",
     "source_rows",
     "start_query",
@@ -136,7 +137,7 @@ _HOMES = {
         "write_frame",
     ),
     "worker.spark.preflight": ("PartitionRows", "check_python", "check_same_host", "survey"),
-    "worker.spark.session": ("start_session",),
+    "worker.spark.session": ("ship_code", "start_session"),
     "worker.spark.streams": (
         "await_query",
         "await_stop",

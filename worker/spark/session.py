@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from warnings import catch_warnings
 
 import pyspark
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext, SparkFiles
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -95,13 +95,13 @@ def _session(
         check_reachable(spark_settings.name_servers(url, servers), servers) if servers else None
     )
     if url == spark_settings.SUBMITTED:
-        return _ship_code(_join_submission(app, conf), folder)
+        return _ship_code(_join_submission(app, conf))
     if url.startswith("sc://"):
-        return _connect(url, app, folder, start_s)
+        return _connect(url, app, start_s)
     local_ip = local_ip or own_address()
     settings = spark_settings.cluster(url, app, local_ip, conf, os.environ)
     env = spark_settings.cluster_environment(folder, os.environ, local_ip) | dict(env)
-    return _ship_code(_classic(settings, env, folder, start_s=start_s), folder)
+    return _ship_code(_classic(settings, env, folder, start_s=start_s))
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def _join_submission(app: str, conf: Mapping[str, str]) -> Iterator[SparkSession
 
 
 @contextmanager
-def _connect(url: str, app: str, folder: Path, start_s: float) -> Iterator[SparkSession]:
+def _connect(url: str, app: str, start_s: float) -> Iterator[SparkSession]:
     """A session on a Spark Connect server, released on exit; the server keeps running."""
     until = time.monotonic() + start_s
     shown = spark_settings.hide_url_options(url)
@@ -166,7 +166,7 @@ def _connect(url: str, app: str, folder: Path, start_s: float) -> Iterator[Spark
 
     def create() -> SparkSession:
         session = SparkSession.builder.remote(url).appName(app).create()
-        session.addArtifacts(str(pack_code(folder)), pyfile=True)
+        ship_code(session)
         return session
 
     with _change_environment({}):
@@ -211,14 +211,30 @@ def _within(until: float, action: Callable[[], Result]) -> Result | None:
         return None
 
 
+def ship_code(spark: SparkSession) -> None:
+    """Give this project's packages to the Python workers of a session, classic or of Connect.
+
+    On a cluster where the project is not installed, call it once, before the first task. This
+    process, and processes that it starts, go on to import the packages from where they are here:
+    `SparkContext.addPyFile` would put the shipped copy, which has no demo data, before them.
+    """
+    if not hasattr(spark, "_jsparkSession"):  # of Connect, whose server keeps a copy
+        with temporary_folder("spark") as folder:
+            spark.addArtifacts(str(pack_code(folder)), pyfile=True)
+        return
+    # Executors fetch the file from here when they start; it goes when the session's own files go.
+    code_folder = Path(SparkFiles.getRootDirectory()).with_name("downpour-code")
+    if not code_folder.exists():
+        code_folder.mkdir()
+        with _change_environment({}):
+            spark.sparkContext.addPyFile(str(pack_code(code_folder)))
+
+
 @contextmanager
-def _ship_code(
-    sessions: AbstractContextManager[SparkSession], folder: Path
-) -> Iterator[SparkSession]:
+def _ship_code(sessions: AbstractContextManager[SparkSession]) -> Iterator[SparkSession]:
     """The session, with our packages shipped to its executors."""
     with sessions as session:
-        with _change_environment({}):  # The driver continues to import from its own path.
-            session.sparkContext.addPyFile(str(pack_code(folder)))
+        ship_code(session)
         yield session
 
 

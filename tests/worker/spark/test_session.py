@@ -18,7 +18,9 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+import worker
 from deploy.clusters.java import spark_environment
+from ps.build_id import build_id
 from shards.errors import BadInput
 from tests.chaos.namespaces import missing
 from tests.support.eventually import eventually
@@ -149,7 +151,9 @@ def test_unreachable() -> None:
 
 
 _WAITS = """
+import worker
 from deploy.clusters.java import spark_environment
+from ps.build_id import build_id
 from shards.errors import DownpourError
 from worker.spark import start_session
 try:
@@ -208,6 +212,16 @@ def test_second_session(spark: Any) -> None:
     ):
         pass
     assert spark.range(3).count() == 3
+
+
+def test_code_is_shipped_to_executors_alone(spark: Any) -> None:
+    """Processes that this one starts find the packages where this one does, data included."""
+    path = list(sys.path)
+    for _ in range(2):
+        worker.ship_code(spark)
+    assert sys.path == path
+    shipped = f"downpour-{build_id()}.zip"
+    assert spark.sparkContext._python_includes.count(shipped) == 1
 
 
 @pytest.mark.timeout(900)
