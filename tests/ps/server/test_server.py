@@ -209,8 +209,13 @@ def test_an_oversized_frame_ends_its_own_connection(server: ShardServer) -> None
 def test_a_stranger_wakes_an_idle_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """However rarely an idle shard looks at its connections: a new one makes it look at once, and
     soon again, so that a message without an end is noticed.
+
+    The process pretends to grow by what was sent: memory that earlier tests have freed could hold
+    it all.
     """
+    sent = 0
     monkeypatch.setattr(unfinished_messages, "_CALM_POLL_S", 3600.0)
+    monkeypatch.setattr(unfinished_messages, "resident_bytes", lambda: (100 << 20) + sent)
     piece = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)  # of 1 MB, and not the last
     with ShardServer(spec_of(lease_s=14400.0), boot=1) as server:
         (own,) = server._shard_endpoint._sockets._accepted
@@ -223,6 +228,7 @@ def test_a_stranger_wakes_an_idle_shard(monkeypatch: pytest.MonkeyPatch) -> None
             with contextlib.suppress(ConnectionError):
                 for _ in range(64):
                     stranger.sendall(piece)
+                    sent += len(piece)
                 while stranger.recv(1 << 16):
                     pass
 
