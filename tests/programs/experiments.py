@@ -71,6 +71,13 @@ def draw_strategy_curves() -> Commands:
     yield module("tests.bench.strategy_curves")
 
 
+@register(EXPERIMENTS, "atlas", duration="minutes")
+def draw_atlas() -> Commands:
+    """Draw the pictures of the staleness atlas: the map anew, the shapes from their table."""
+    yield module("tests.bench.staleness_map", jobs=str(_CORES))
+    yield module("tests.bench.record_pictures")
+
+
 @register(EXPERIMENTS, "accuracy", duration="minutes a task", extras=("bench", "jax"))
 def compare_accuracy(
     data: str = "", tasks: str = "", seeds: str = "1", rows: str = "", epochs: str = ""
