@@ -368,7 +368,13 @@ def advise(
     gradients: Annotated[
         int, typer.Option(min=80, help="Gradients of all workers together in a trial.")
     ] = 4000,
-    seeds: Annotated[int, typer.Option(min=6, max=1000, help="Trials of each candidate.")] = 8,
+    seeds: Annotated[
+        int, typer.Option(min=6, max=1000, help="Trials of each candidate, at first.")
+    ] = 8,
+    most_seeds: Annotated[
+        int,
+        typer.Option(help="Trials up to which they are doubled while none is surely the fastest."),
+    ] = 64,
     target: Annotated[
         float | None,
         typer.Option(
@@ -392,7 +398,12 @@ def advise(
     from deploy.experiments.recommendation import AdviceSettings, describe_cluster, recommend
 
     settings = AdviceSettings(
-        workload=workload, batch=batch, gradients=gradients, seeds=seeds, target=target
+        workload=workload,
+        batch=batch,
+        gradients=gradients,
+        seeds=seeds,
+        most_seeds=most_seeds,
+        target=target,
     )
     if run is None:
         section = describe_cluster(workers, step_s, link)

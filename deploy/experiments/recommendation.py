@@ -3,8 +3,8 @@
 The cluster is fitted to a real run (calibration.py) or measured. Each candidate has the rate that
 is best for it, chosen on seeds and rows of their own. Candidates are ranked by the median time to
 an error, in virtual seconds. One is advised if it is within a tenth of the fastest in 95 % of the
-bootstrap draws of the seeds; otherwise nothing is advised, because the runs do not separate the
-fastest ones.
+bootstrap draws of the seeds. While none is, those that may be run again with as many new seeds, up
+to a limit; then nothing is advised, because the runs do not separate the fastest ones.
 """
 
 import math
@@ -41,17 +41,20 @@ _CANDIDATES: tuple[tuple[str, int | None], ...] = (
 class AdviceSettings(Struct, frozen=True, kw_only=True):
     """The problem that candidates are compared on, for how long, and to which error in percent.
 
-    Without a `target` it is 1.2 times the least median error at the end of a candidate.
+    Without a `target` it is 1.2 times the least median error at the end of a candidate. Each
+    candidate has `seeds` trials at first, and in the end up to `most_seeds`.
     """
 
     workload: str = "mlp"
     batch: int = 16
     gradients: int = 4000
     seeds: int = 8
+    most_seeds: int = 64
     target: float | None = None
 
     def __post_init__(self) -> None:
         argument_checks.whole("seeds", self.seeds, 6, 1000)  # fewer have no interval
+        argument_checks.whole("most_seeds", self.most_seeds, self.seeds)
         argument_checks.whole("gradients", self.gradients, _LOOKS)
         if self.target is not None:
             argument_checks.number("target", self.target, least=0, expected="0 or more")
@@ -96,6 +99,12 @@ class Recommendation(NamedTuple):
         sure = [entry.candidate for entry in self.ranked if entry.near >= SURE]
         return sure[0] if sure else None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether more seeds may separate candidates that reach the target."""
+        reached = any(math.isfinite(entry.candidate.times.median) for entry in self.ranked)
+        return reached and self.choice is None
+
     def lines(self) -> list[str]:
         """The ranking as a table, and last the advice or why there is none."""
         heading = f"{'seconds to ' + format(self.target, '.3g') + ' % error':28}"
@@ -113,10 +122,12 @@ class Recommendation(NamedTuple):
             others = [entry.candidate.name for entry in self.ranked if entry.near >= SURE][1:]
             equal = f"; as near: {', '.join(others)}" if others else ""
             return f"advised: {best.flags}{equal}"
-        if not any(math.isfinite(entry.candidate.times.median) for entry in self.ranked):
+        if not self.is_open:
             return "nothing is advised: no candidate reaches the target in half of its runs"
         names = [entry.candidate.name for entry in self.ranked if entry.near > 1 - SURE]
-        return f"nothing is advised: these runs do not separate {', '.join(names)}; try more seeds"
+        return (
+            f"nothing is advised: these runs do not separate {', '.join(names)}; raise --most-seeds"
+        )
 
 
 def rank_candidates(candidates: Sequence[Candidate], target: float) -> Recommendation:
@@ -127,27 +138,21 @@ def rank_candidates(candidates: Sequence[Candidate], target: float) -> Recommend
     return Recommendation(target, ranked)
 
 
-def write_sweep(section: str, settings: AdviceSettings) -> str:
-    """The sweep of the candidates as TOML; `section` is that of the cluster."""
-    lists = [
-        f'[[list]]\nstrategy = "{strategy}"' + ("" if bound is None else f"\nstaleness = {bound}")
-        for strategy, bound in _CANDIDATES
-    ]
-    last = FIRST_SEED + settings.seeds - 1
+def write_sweep(section: str, settings: AdviceSettings, lists: Sequence[str], seeds: range) -> str:
+    """A sweep of candidates as TOML: `lists` has the lines of each, `section` is the cluster's."""
     return "\n".join(
         [
             'name = "advice"',
-            f"seeds = [{FIRST_SEED}, {last}]",
+            f"seeds = [{seeds[0]}, {seeds[-1]}]",
             f'workload = "{settings.workload}"',
             f"batch = {settings.batch}",
             f"gradients = {settings.gradients}",
             f"look_every = {settings.gradients // _LOOKS}",
             "tested = 2000",
-            'rate = "best"',
             "",
             section,
             "",
-            *lists,
+            *(f"[[list]]\n{lines}" for lines in lists),
             "",
         ]
     )
@@ -161,15 +166,51 @@ def recommend(
     jobs: int = 1,
     note: Callable[[str], None] = print,
 ) -> Recommendation:
-    """Run the sweep of the candidates in a folder, or what is left of it there, and rank them."""
+    """Run the sweeps of the candidates in a folder, or what is left of them there, and rank them.
+
+    `section` is the `[cluster]` section of a sweep. The rates are those of the first sweep.
+    """
+
+    def run(folder: Path, lists: Sequence[str], seeds: range) -> list[list[TrialResult]]:
+        text = write_sweep(section, settings, lists, seeds)
+        return _run_candidates(text, folder, jobs, note)
+
+    seeds = range(FIRST_SEED, FIRST_SEED + settings.seeds)
+    levels = run(out, [_describe(*entry) for entry in _CANDIDATES], seeds)
+    target = usual_target(levels) if settings.target is None else settings.target
+    ranking, slower = rank_results(levels, target), list[Ranked]()
+    while ranking.is_open and 2 * len(seeds) <= settings.most_seeds:
+        slower = [entry for entry in ranking.ranked if entry.near <= 1 - SURE] + slower
+        near = near_best([times_to(results, target).values for results in levels])
+        levels = [results for results, share in zip(levels, near, strict=True) if share > 1 - SURE]
+        trials = [results[0].trial for results in levels]
+        lists = [_describe(trial.strategy, trial.staleness, trial.rate) for trial in trials]
+        new_seeds = range(seeds.stop, seeds.stop + len(seeds))
+        more = run(out / f"seeds-{new_seeds.start}", lists, new_seeds)
+        levels = [[*former, *later] for former, later in zip(levels, more, strict=True)]
+        seeds = range(FIRST_SEED, new_seeds.stop)
+        ranking = rank_results(levels, target)
+    return Recommendation(target, [*ranking.ranked, *slower])
+
+
+def _describe(strategy: str, bound: int | None, rate: float | str = '"best"') -> str:
+    """The lines of a candidate in a sweep; without a rate, the best one for it is to be chosen."""
+    lines = [f'strategy = "{strategy}"', f"rate = {rate}"]
+    return "\n".join(lines if bound is None else [*lines, f"staleness = {bound}"])
+
+
+def _run_candidates(
+    text: str, out: Path, jobs: int, note: Callable[[str], None]
+) -> list[list[TrialResult]]:
+    """Run a sweep in a folder; returns the results of each candidate, in the order of seeds."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / "advice.toml"
-    file.write_text(write_sweep(section, settings))
+    file.write_text(text)
     sweep = tune_sweep(read_sweep(file), out, jobs=jobs, note=note)
     status = run_sweep(sweep, out, jobs=jobs, note=note)
     if status.failed:
         raise GiveUp(f"{out}: {status}; the reasons are in {out / 'failed'}")
-    return rank_results(_load_results(sweep, out), settings.target)
+    return _load_results(sweep, out)
 
 
 def rank_results(

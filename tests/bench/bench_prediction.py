@@ -59,7 +59,12 @@ def fitted(case: Trial, seed: int) -> ClusterFit:
     first = structs.replace(
         case, strategy="asp", staleness=None, cluster=cluster, seed=seed, gradients=4 * FITTED_STEPS
     )
-    rows = run_real(first, workload_of(case.workload, case.batch, case.tested)).records
+    return fit_real_run(first)
+
+
+def fit_real_run(trial: Trial) -> ClusterFit:
+    """Run a trial for real, and fit step times and links to its records."""
+    rows = run_real(trial, workload_of(trial.workload, trial.batch, trial.tested)).records
     columns = {name: rows[name].astype(np.float64) for name in COLUMNS}
     names = np.array([name.decode() for name in rows["worker"]])
     return fit_rows("the first run", names, columns | {"shard": np.zeros(len(rows))})

@@ -1,13 +1,16 @@
 """`downpour exp advise`: a ranking by seconds, and advice where it has the evidence."""
 
 import math
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from deploy.experiments import recommendation
-from deploy.experiments.recommendation import Candidate, rank_candidates
+from deploy.experiments.recommendation import AdviceSettings, Candidate, rank_candidates
 from deploy.experiments.statistics import TargetTimes
+from deploy.experiments.training_simulation import CurvePoint
+from deploy.experiments.trials import Trial, TrialResult
 from shards.errors import BadInput
 from tests.support.cli_in_process import command
 from tests.support.real_records import recorded
@@ -71,7 +74,8 @@ def test_a_run_is_fitted_swept_and_ranked(
     the same trials."""
     monkeypatch.setattr(recommendation, "_CANDIDATES", (("bsp", None), ("ssp", 1), ("asp", None)))
     run = recorded(tmp_path, pushes=60)
-    words = ["--workload", "quad", "--gradients", 160, "--seeds", 6, "--target", 30]
+    words = ["--workload", "quad", "--gradients", 160, "--target", 30]
+    words += ["--seeds", 6, "--most-seeds", 6]
     call = command(capsys, monkeypatch, "exp")
     status, printed, _ = call("advise", run, *words, "--out", tmp_path / "out")
     assert status == 0
@@ -81,6 +85,41 @@ def test_a_run_is_fitted_swept_and_ranked(
     assert lines[-2].startswith("bsp  ")
     assert lines[-1].startswith(("advised: --strategy asp", "advised: --strategy ssp"))
     assert call("advise", run, *words, "--out", tmp_path / "out")[1] == printed
+
+
+@pytest.mark.parametrize(("most_seeds", "counts"), [(6, (6, 6, 6)), (24, (12, 12, 6))])
+def test_more_seeds_for_candidates_that_are_not_separated(
+    most_seeds: int, counts: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six seeds do not say which of two is faster; twelve do. The slow third needs no more."""
+
+    def seconds_of(strategy: str, seed: int) -> float:
+        early = seed < recommendation.FIRST_SEED + 6
+        return {"bsp": 30, "asp": 10, "ssp": 7 if early and seed % 2 else 13}[strategy]
+
+    def run(text: str, *_: object) -> list[list[TrialResult]]:
+        settings = tomllib.loads(text)
+        first, last = settings["seeds"]
+        return [
+            [reached(name, seed, seconds_of(name, seed)) for seed in range(first, last + 1)]
+            for name in (entry["strategy"] for entry in settings["list"])
+        ]
+
+    monkeypatch.setattr(recommendation, "_CANDIDATES", (("bsp", None), ("ssp", 1), ("asp", None)))
+    monkeypatch.setattr(recommendation, "_run_candidates", run)
+    settings = AdviceSettings(seeds=6, most_seeds=most_seeds, target=5)
+    ranking = recommendation.recommend("[cluster]\nworkers = 3", settings, tmp_path)
+    assert tuple(len(entry.candidate.times.values) for entry in ranking.ranked) == counts
+    assert (ranking.choice is None) == (most_seeds == 6)
+    if ranking.choice is not None:
+        assert ranking.choice.strategy == "asp"
+    assert ranking.ranked[-1].candidate.strategy == "bsp"
+
+
+def reached(strategy: str, seed: int, seconds: float) -> TrialResult:
+    """A trial that reaches an error of 5 % after these seconds."""
+    points = [CurvePoint(0, 0, 0.0, 2.0, 90.0), CurvePoint(100, 100, seconds, 0.2, 5.0)]
+    return TrialResult(trial=Trial(strategy=strategy, seed=seed), curve=points, staleness=[100])
 
 
 def test_wrong_calls_are_one_line(
