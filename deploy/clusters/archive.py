@@ -228,14 +228,15 @@ def _copy_distribution(package: Distribution, site: Path) -> None:
     _write_record(site, copied)
 
 
-def _write_record(site: Path, files: Iterable[PurePosixPath]) -> None:
+def _write_record(site: Path, files: Sequence[PurePosixPath]) -> None:
     """Write which files a distribution has here, as those of its installer are not all copied.
 
     Without hashes, which the format allows: paths of libraries in them are yet to be changed.
     """
     names = sorted(file.as_posix() for file in files)
-    (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-    record = PurePosixPath(metadata).with_name("RECORD").as_posix()
+    # Ray contains whole packages, whose metadata is in deeper folders.
+    (folder,) = {file.parts[0] for file in files if file.parts[0].endswith(".dist-info")}
+    record = f"{folder}/RECORD"
     with (site / record).open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([name, "", ""] for name in (*names, record))
 
@@ -287,7 +288,7 @@ def _copy_project(root: Path, site: Path) -> None:
     shutil.move(site / "deploy" / "demo", root / "demo")  # the user's, where the user finds it
     parts = [site / package for package in PACKAGES] + [folder]
     copied = (path for part in parts for path in part.rglob("*") if path.is_file())
-    _write_record(site, (PurePosixPath(path.relative_to(site)) for path in copied))
+    _write_record(site, [PurePosixPath(path.relative_to(site)) for path in copied])
 
 
 def _write_scripts(root: Path, site: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 import tarfile
 import tomllib
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from platform import machine
 
 import pytest
@@ -154,6 +154,17 @@ def test_two_trees_of_equal_files_give_equal_bytes(tmp_path: Path) -> None:
         owners = {(member.uid, member.gid, member.uname) for member in archive}
         assert owners == {(0, 0, "")}
         assert archive.getnames() == ["a", "a/b", "a/c", "b", "link", "z"]
+
+
+def test_a_package_that_contains_others_has_its_own_record(tmp_path: Path) -> None:
+    """Ray has the metadata of psutil and others in folders of its own; its record is not theirs."""
+    names = ["ray/parts/psutil-7.0.dist-info/METADATA", "ray-2.60.dist-info/METADATA", "ray/a.py"]
+    (tmp_path / "ray-2.60.dist-info").mkdir()
+    packing._write_record(tmp_path, [PurePosixPath(name) for name in names])
+    (record,) = tmp_path.rglob("RECORD")
+    assert record.parent.name == "ray-2.60.dist-info"
+    listed = [line.partition(",")[0] for line in record.read_text().splitlines()]
+    assert listed == [*sorted(names), "ray-2.60.dist-info/RECORD"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="shared libraries of Linux")
