@@ -1,4 +1,4 @@
-"""The pictures of shapes 10 and 14 to 18, from the outcomes in a folder.
+"""The pictures of shapes 1 to 3, 10, 11 and 14 to 18, from the outcomes in a folder.
 
     python -m tests.bench.shape_pictures [--out runs/experiments/shapes-ci] [--only 15 17]
 
@@ -7,6 +7,7 @@ kept: they are measured again, which gives the same figures.
 """
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import matplotlib as mpl
 import numpy as np
 
 from deploy.experiments.shapes import averages, failures
-from deploy.experiments.shapes.base import ShapeOutcome, load_outcomes
+from deploy.experiments.shapes.base import ShapeOutcome, load_outcomes, times_to
 from deploy.experiments.statistics import mean_interval, median_interval
 from deploy.experiments.trials import TrialResult
 from shards.aggregation import Average
@@ -28,6 +29,97 @@ from matplotlib import pyplot as plt
 _IMAGES = Path(__file__).parents[2] / "docs" / "images"
 _BLUE, _RED, _GREY = "#2a6fbb", "#c2410c", "#7b8794"
 _HOUR_S = 3600.0
+
+
+def draw_softsync(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
+    """Draw the error over n, at the rate of rounds, which is divided by n, and at n times it."""
+    (axis,) = axes
+    levels = _by_strategy(outcome)
+    (rounds,) = [level for text, level in levels.items() if text == "bsp"]
+    divided = rounds[0].trial.rate
+    softsync = {
+        int(text.removeprefix("softsync:n=")): level
+        for text, level in levels.items()
+        if text != "bsp"
+    }
+    for name, colour, is_divided in (("rate / n", _BLUE, True), ("fixed rate", _RED, False)):
+        medians = {
+            n: median_interval([result.error for result in level])
+            for n, results in softsync.items()
+            if (level := [r for r in results if (r.trial.rate == divided) is is_divided])
+        }
+        _band(axis, list(medians), list(medians.values()), colour, name)
+    axis.axhline(median_interval([r.error for r in rounds]).mean, color=_GREY, label="rounds")
+    axis.plot((15, 30), (90, 90), "x", color="black", label="published")
+    axis.set(xscale="log", yscale="log", xlabel="n", ylabel="error, %")
+    axis.set_xticks(list(softsync), [str(n) for n in softsync])
+    axis.minorticks_off()
+    axis.set_yticks([5, 20, 90], ["5", "20", "90"])
+
+
+def draw_bounds(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
+    """Draw waits, updates and seconds to the target over the bound, of reads through a cache."""
+    assert outcome is not None, "the shape has been run"
+    target = _read_target(outcome)
+    levels: dict[int, list[TrialResult]] = {}
+    for result in outcome.trials:
+        if result.trial.strategy == "cached_ssp" and result.trial.staleness is not None:
+            levels.setdefault(result.trial.staleness, []).append(result)
+    waits = [mean_interval([100 * r.wait_share for r in level]) for level in levels.values()]
+    updates, seconds = (
+        [
+            median_interval(times_to(level, target, updates=counts).values)
+            for level in levels.values()
+        ]
+        for counts in (True, False)
+    )
+    figures = {"time waited, %": waits, "updates": updates, "virtual seconds": seconds}
+    for axis, (name, intervals) in zip(axes, figures.items(), strict=True):
+        _band(axis, range(len(levels)), intervals, _BLUE, "")
+        axis.set_xticks(range(len(levels)), [str(bound) for bound in levels])
+        axis.set_ylim(0, None)
+        axis.set_xlabel("bound s")
+        axis.set_title(name if axis is axes[0] else f"{name} to {target:g} %", fontsize=9)
+    axes[0].plot(*_PUBLISHED_WAITS[outcome.number], "x", color="black")
+
+
+_PUBLISHED_WAITS: dict[int, tuple[Sequence[float], Sequence[float]]] = {
+    2: ((), ()),
+    3: ((0, 5), (50, 1.7)),
+}
+"""The published shares of waits in percent, at the places of their bounds on the axis."""
+
+
+def _read_target(outcome: ShapeOutcome) -> float:
+    """The target error in percent, rounded, as the outcome's checks name it."""
+    return next(
+        float(found[1])
+        for check in outcome.checks
+        if (found := re.match(r"updates to ([\d.]+) % error", check.claim))
+    )
+
+
+def draw_accuracies(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
+    """Draw the accuracy of five workers, of four, and of five with each remedy, by seed."""
+    assert outcome is not None, "the shape has been run"
+    (axis,) = axes
+    names = {
+        ("asp:scale=1", 5): "five",
+        ("asp:scale=1", 4): "four",
+        ("downpour:scale=1,warm_steps=1000", 5): "warm start",
+        ("stale_rate", 5): "rate/stale",
+        ("asp", 5): "rate/W",
+    }
+    for place, (strategy, workers) in enumerate(names):
+        accuracies = [
+            100 - result.error
+            for result in outcome.trials
+            if (result.trial.strategy, result.trial.cluster.workers) == (strategy, workers)
+        ]
+        axis.plot([place] * len(accuracies), accuracies, ".", color=_BLUE)
+    axis.plot([0, 0], [10, 12], "x", color="black")
+    axis.set_xticks(range(len(names)), list(names.values()))
+    axis.set(ylabel="accuracy, %", ylim=(0, 100))
 
 
 def draw_crossing(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
@@ -154,7 +246,11 @@ def _dots(axis: Any, at: float, values: Any) -> None:
 
 Draw = Callable[[Sequence[Any], ShapeOutcome | None], None]
 PICTURES: dict[int, tuple[Draw, int]] = {
+    1: (draw_softsync, 1),
+    2: (draw_bounds, 3),
+    3: (draw_bounds, 3),
     10: (draw_crossing, 1),
+    11: (draw_accuracies, 1),
     14: (draw_lengths, 1),
     15: (draw_costs, 1),
     16: (draw_times, 1),
@@ -168,7 +264,8 @@ def draw(number: int, outcome: ShapeOutcome | None, path: Path) -> None:
     """Draw one shape."""
     fill, panels = PICTURES[number]
     size = (5.2, 3.3) if panels == 1 else (2.6 * panels, 2.7)
-    figure, axes = plt.subplots(1, panels, figsize=size, sharey=True, squeeze=False)
+    same = fill is not draw_bounds  # whose panels have units of their own
+    figure, axes = plt.subplots(1, panels, figsize=size, sharey=same, squeeze=False)
     fill(axes[0], outcome)
     for axis in axes[0]:
         axis.grid(color="#e4e7eb", linewidth=0.7)
