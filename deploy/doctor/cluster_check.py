@@ -172,6 +172,11 @@ def check_executors(
         outputs = spark.run_on_executors(session, inspect.getsource(host_probe), request)
     except DownpourError as error:
         return [*findings, from_error(HOST_NAME, "Spark", error)], {}
+    expected = {host for name, (host, _) in managers.items() if name != spark.DRIVER}
+    if len(outputs) < len(expected):
+        answers = f"those of {len(outputs)}"
+        remedy = "try again when each executor has a free core"
+        findings.append(Finding(HOST_NAME, "answers", f"{len(expected)} hosts'", answers, remedy))
     after_s, hosts = time.time(), {}
     for output in outputs:
         facts, others = decode_facts(output.lines)

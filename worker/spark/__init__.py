@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from worker.spark.executors import (
+        DRIVER,
         ExecutorOutput,
         await_executors,
         run_on_executors,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "DRIVER",
     "DataFrame",
     "ExecutorOutput",
     "NumberedTasks",
@@ -114,6 +116,7 @@ __all__ = [
 _HOMES = {
     "pyspark.sql": ("DataFrame", "SparkSession"),
     "worker.spark.executors": (
+        "DRIVER",
         "ExecutorOutput",
         "await_executors",
         "run_on_executors",

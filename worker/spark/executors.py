@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
@@ -25,6 +26,7 @@ _RUN = """\
 printf '@host %s\\n' "$(uname -n)"
 { said=$("$0" -c "$1" 2>&1 >&3 3>&-); status=$?; } 3>&1
 printf '@status %s %s\\n' "$status" "$(printf %s "$said" | tail -n 1)"
+sleep "$2"
 """
 _OUTPUT = re.compile(r"@host (.*)\n((?:.*\n)*?)@status (\d+) ?(.*)")
 
@@ -75,8 +77,9 @@ def run_on_executors(
     managers = {name: end for name, end in managers.items() if name != DRIVER} or managers
     hosts, tasks = len({host for host, _ in managers.values()}), len(managers)
     outputs: dict[str, ExecutorOutput] = {}
-    for _ in range(_ROUNDS):
-        printed = _call(lambda: _pipe(context, source, request, tasks))
+    for hold_s in range(_ROUNDS):
+        # A task that holds its core leaves the next task to another executor.
+        printed = _call(partial(_pipe, context, source, request, tasks, hold_s))
         outputs |= {output.host: output for output in parse_outputs(printed)}
         if len(outputs) >= hosts:
             break
@@ -91,12 +94,12 @@ def parse_outputs(printed: str) -> list[ExecutorOutput]:
     ]
 
 
-def _pipe(context: Any, source: str, request: Mapping[str, Any], tasks: int) -> str:
+def _pipe(context: Any, source: str, request: Mapping[str, Any], tasks: int, hold_s: int) -> str:
     jvm = context._jvm
     rows, command = jvm.java.util.ArrayList(), jvm.java.util.ArrayList()
     for _ in range(tasks):
         rows.add(json.dumps(request))
-    for word in ("sh", "-c", _RUN, context.pythonExec, source):
+    for word in ("sh", "-c", _RUN, context.pythonExec, source, str(hold_s)):
         command.add(word)
     lines = context._jsc.parallelize(rows, tasks).pipe(command).collect()
     return "".join(f"{line}\n" for line in lines)

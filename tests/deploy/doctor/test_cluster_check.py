@@ -337,6 +337,19 @@ def test_executors_answer(spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert finding.got.endswith("/no/python: not found")
 
 
+def test_a_host_without_an_answer_is_named(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Spark ran all tasks of the check on one host, the other does not count as checked."""
+    managers = {"driver": ("127.0.0.1", 1), "0": ("127.0.0.1", 1), "1": ("127.0.0.2", 1)}
+    monkeypatch.setattr(spark_door, "await_executors", lambda *_: managers)
+    plan = CheckPlan(network=ClusterNetwork(start_s=1), spark="local[2]", executors=2)
+    findings, answered = check_executors(spark, plan, [])
+    assert len(answered) == 1
+    (finding,) = (finding for finding in findings if finding.subject == "answers")
+    assert str(finding).endswith(
+        "answers: expected 2 hosts', got those of 1; try again when each executor has a free core"
+    )
+
+
 def test_ports_in_use() -> None:
     """Executors may connect to the ports of shards and copies; one that is taken is named."""
     network = ClusterNetwork(
