@@ -27,6 +27,8 @@ _HADOOP, _MANAGER = ("YARN_CONF_DIR", "HADOOP_CONF_DIR"), "yarn.resourcemanager"
 START_S = 60.0
 """The usual limit, in seconds, on each stage of a start of a cluster's Spark."""
 GUARDS = ("spark.authenticate", "spark.network.crypto.enabled")
+SUBMISSION_PORT = 6066
+"""The usual port of a standalone master for programs that are submitted over HTTP."""
 SUBMITTED = "submitted"
 """The URL of the Spark that runs this program through spark-submit."""
 _DEFAULT_PORTS = {"https": 443, "http": 80, "sc": 15002}

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from threading import Lock
 from typing import Any
 
@@ -33,6 +34,7 @@ from worker.spark.signals import end_at_hangup
 _MAX_TASKS = 10_000  # to search for the one that failed
 _CHOOSING = Lock()  # threads that train at once share the session's setting
 _DRIVER = "driver"  # Spark's id of it
+_CONNECT_S, _LONGEST_ANSWER = 3.0, 4096
 ANY_PYTHON = "python3"  # Spark's choice unless one is configured: the first on PATH
 
 
@@ -265,19 +267,52 @@ def task_slots(df: TaskInput) -> int | None:
 
 
 def check_guarded(df: TaskInput) -> None:
-    """Raise BadInput if a secret in a closure over `df` could be intercepted on the network."""
+    """Raise BadInput if a secret in a closure over `df` could be intercepted on the network.
+
+    Or if a standalone master runs programs of strangers.
+    """
     session = df.sparkSession
     if _is_classic(df):
         conf = session.sparkContext.getConf()
         settings = {name: conf.get(name) for name in spark_settings.GUARDS}
-        spark_settings.check_guarded(str(session.sparkContext.master), settings)
-        return
-    try:
-        settings = {name: session.conf.get(name, None) for name in spark_settings.GUARDS}
-        master = str(session.conf.get("spark.master", ""))
-    except SPARK_ERRORS as error:
-        raise GiveUp(f"Spark Connect does not show its settings: {reason(error)}") from None
+        master = str(session.sparkContext.master)
+    else:
+        try:
+            settings = {name: session.conf.get(name, None) for name in spark_settings.GUARDS}
+            master = str(session.conf.get("spark.master", ""))
+        except SPARK_ERRORS as error:
+            raise GiveUp(f"Spark Connect does not show its settings: {reason(error)}") from None
     spark_settings.check_guarded(master, settings)
+    check_submissions(master)
+
+
+def check_submissions(master: str, port: int = spark_settings.SUBMISSION_PORT) -> None:
+    """Raise BadInput if a standalone master at `master` takes programs over HTTP at `port`.
+
+    Spark asks nobody there for its secret, so a stranger could run programs on the workers.
+    """
+    if not master.startswith("spark://") or spark_settings.stays_here(master):
+        return
+    for host, _ in spark_settings.addresses(master, {}):
+        if _takes_submissions(host, port):
+            raise BadInput(
+                f"Spark at {master}",
+                expected="spark.master.rest.enabled=false in the master's spark-defaults.conf "
+                "where shards are open to other hosts (docs/explanation/security.md), "
+                "or give --plaintext",
+                got=f"a master that runs anyone's programs, submitted to port {port}",
+            )
+
+
+def _takes_submissions(host: str, port: int) -> bool:
+    connection = HTTPConnection(host, port, timeout=_CONNECT_S)
+    try:
+        connection.request("GET", "/v1/submissions/status/none")
+        return b"serverSparkVersion" in connection.getresponse().read(_LONGEST_ANSWER)
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def check_sendable(function: object, args: object) -> None:

@@ -16,6 +16,8 @@ word() { openssl rand -hex 32; }
 spark.authenticate true
 spark.authenticate.secret $(word)
 spark.network.crypto.enabled true
+spark.master.rest.enabled false
+spark.ui.killEnabled false
 spark.driver.port 7600
 spark.blockManager.port 7700
 spark.port.maxRetries 16

@@ -83,6 +83,15 @@ def test_a_stopped_service_ends_no_job() -> None:
     assert values["TasksMax"] == "infinity"  # the tasks of all jobs are counted as its own
 
 
+def test_spark_takes_no_programs_of_strangers() -> None:
+    """The master neither runs programs that are submitted over HTTP, nor ends jobs by its page."""
+    unit = (TARGETS / "units" / "downpour-spark-master.service").read_text()
+    compose = (TARGETS / "compose" / "setup.sh").read_text()
+    for name in ("spark.master.rest.enabled", "spark.ui.killEnabled"):
+        assert f"-D{name}=false" in unit
+        assert f"\n{name} false\n" in compose
+
+
 def test_variables_are_in_the_example_files() -> None:
     """Each variable of a command is set in the example of the unit's file of variables."""
     for unit in UNITS:
