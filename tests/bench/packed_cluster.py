@@ -7,8 +7,9 @@ standalone master of Spark and the head of Ray run on one host, a worker of Spar
 on each of two others; none sees a checkout or a Python of the system. `spark-submit` on the first
 trains LeNet, with shards in Ray and workers in Spark, and tests it. A case has hosts with a default
 route or without one, and shards that are encrypted or not; then Spark's processes authenticate
-each other, and Ray requires a token. At last the run is resumed on this machine without a cluster,
-from a copy of its snapshots.
+each other, and Ray requires a token. Meanwhile a stranger on a fourth host knocks at every port:
+in a guarded case it reaches nothing, in plain text each kind of server admits it. At last the run
+is resumed on this machine without a cluster, from a copy of its snapshots.
 
 It needs root and namespaces. At the end of a case no process, segment or device of it is left.
 """
@@ -26,6 +27,8 @@ from functools import partial
 from pathlib import Path
 from subprocess import STDOUT, Popen
 
+from tests.bench.port_scan import FILES as STRANGER_FILES
+from tests.bench.port_scan import Scan, describe, find_faults, run_stranger
 from tests.bench.report import Goal, goals
 from tests.programs.table import downpour
 from tests.support.eventually import eventually
@@ -38,6 +41,8 @@ CASES = {
     for route in ("routed", "unrouted")
     for guard in ("plain", "guarded")
 }
+SPARK_SECRET, RAY_TOKEN = "a-secret-of-this-check", "0f" * 32
+SHARD_PORTS = {7400, 7401}
 _LIMIT_S = 900.0
 _MORE = 10  # steps after the run is resumed elsewhere
 _HOME = "/home/user"
@@ -75,7 +80,8 @@ def run_case(case: str, folder: Path, unpacked: Path, executor: Path, steps: int
     """Start a cluster, train on it, and assert that every part ran where it should."""
     routed, guarded = CASES[case]
     files = {"/opt/downpour": unpacked, "/opt/executor.tar.gz": executor, "/opt/log4j2": SPARK_LOG}
-    with bare_hosts(folder, ["head", "one", "two"], files, routed=routed) as hosts:
+    names = ["head", "one", "two", "guest"]
+    with bare_hosts(folder, names, files | STRANGER_FILES, routed=routed) as (*hosts, guest):
         head, *others = hosts
         for host in hosts:
             assert host.run("sh", "-c", "python3 -V || python -V").returncode != 0
@@ -87,7 +93,11 @@ def run_case(case: str, folder: Path, unpacked: Path, executor: Path, steps: int
             checked = "head (driver), one, two, head (Ray), one (Ray), two (Ray)"
             assert ready.stdout == f"checked {checked}: nothing missing\n", ready
             train = [*_TRAIN, "--ray", ray, "--max-iter", str(steps)]
-            done = submit(*submit_command(head, train, guarded=guarded))
+            cluster_file = head.path(f"{_HOME}/lenet/cluster.json")
+            scan = Scan(hosts, guest, cluster_file, sends=guarded)
+            with scan.running():
+                done = submit(*submit_command(head, train, guarded=guarded))
+            judge_scan(scan, head, guest, environ, guarded=guarded)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
         summary = json.loads(head.path(f"{_HOME}/lenet/summary.json").read_text())
         print(f"{case}: {done.stdout.strip()}", flush=True)
@@ -96,11 +106,31 @@ def run_case(case: str, folder: Path, unpacked: Path, executor: Path, steps: int
         for host in others:
             unpacked_there = list(host.path("/tmp/work").glob("app-*/*/environment/bin/python3"))
             assert unpacked_there, f"no executor has run on {host.name}"
-        cluster_file = head.path(f"{_HOME}/lenet/cluster.json").read_text()
-        assert "127.0.0.1" not in cluster_file
+        assert "127.0.0.1" not in cluster_file.read_text()
         resume_here(folder, head.path(f"{_HOME}/lenet/snapshots"), steps)
         holders = [host.holder for host in hosts]
     eventually(lambda: not any(holder.is_running() for holder in holders), because="all has ended")
+
+
+def judge_scan(
+    scan: Scan, head: Host, guest: Host, environ: Mapping[str, str], *, guarded: bool
+) -> None:
+    """Assert that the guest reached nothing in a guarded case, and every kind of server else."""
+    ray = {"head": f"{head.address}:6379"}
+    refusals = run_stranger(guest, ray, RAY_AUTH_MODE="disabled")
+    print(*describe(scan.answers), refusals, sep="\n", flush=True)
+    assert {port.number for port in scan.answers} >= SHARD_PORTS, scan.answers.keys()
+    faults = list(find_faults(scan.answers, scan.secrets | {SPARK_SECRET, RAY_TOKEN}))
+    if guarded:
+        assert not faults, "\n".join(faults)
+        assert all(refusals.values()), refusals
+        assert "InvalidAuthToken" in refusals["GcsClient"], refusals
+        assert not any(run_stranger(head, ray, **environ).values())
+    else:
+        seen = "\n".join(faults)
+        for kind in ("admits NULL: True", "GetAllNodeInfo is obeyed", "Spark asks for no secret"):
+            assert kind in seen, seen
+        assert not refusals["GcsClient"], refusals
 
 
 def resume_here(folder: Path, snapshots: Path, steps: int) -> None:
@@ -172,7 +202,8 @@ def write_settings(hosts: list[Host], *, guarded: bool) -> dict[str, str]:
     }
     if guarded:
         lines += ["spark.authenticate true", "spark.network.crypto.enabled true"]
-        lines += ["spark.authenticate.secret a-secret-of-this-check"]
+        lines += ["spark.master.rest.enabled false", "spark.ui.killEnabled false"]
+        lines += [f"spark.authenticate.secret {SPARK_SECRET}"]
         environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{_HOME}/token"}
     for host in hosts:
         conf = host.path(f"{_HOME}/conf")
@@ -181,7 +212,7 @@ def write_settings(hosts: list[Host], *, guarded: bool) -> dict[str, str]:
         (conf / "spark-defaults.conf").chmod(0o600)
         (conf / "log4j2.properties").write_text(SPARK_LOG.read_text())
         token = host.path(f"{_HOME}/token")
-        token.write_text("0f" * 32)
+        token.write_text(RAY_TOKEN)
         token.chmod(0o600)
     return environ
 

@@ -142,7 +142,8 @@ def train_on_hosts(
     """Train LeNet by spark-submit from a packed archive, on three hosts in namespaces; needs root.
 
     Spark's master and workers, and Ray's head and nodes, see no checkout and no Python of the
-    system. CASES are with a default route or without one, and in plain text or guarded. Each ends
-    with a resume on this machine alone, from the snapshots.
+    system. CASES are with a default route or without one, and in plain text or guarded, where a
+    stranger on a fourth host must reach nothing. Each ends with a resume on this machine alone,
+    from the snapshots.
     """
     yield module("tests.bench.packed_cluster", "--cases", *cases.split(), steps=steps)
