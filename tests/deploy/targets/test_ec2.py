@@ -10,7 +10,8 @@ import pytest
 import ray
 import yaml
 
-from tests.support.target_tools import TARGETS, TOOLS, output_of, tool
+from tests.support.aws_server import aws_environ, aws_server
+from tests.support.target_tools import ROOT, TARGETS, TOOLS, output_of, tool
 from worker.job.network import ClusterNetwork
 
 EC2 = TARGETS / "ec2"
@@ -127,3 +128,22 @@ def test_cloud_init_accepts_the_user_data(role: str) -> None:
     assert not re.search(r"(?i)secret(?!.*bucket).*[=:] *\S{16}|AKIA", text)
     (unit,) = set(re.findall(r"downpour-spark-\w+\.service", text))
     assert (TARGETS / "units" / unit).is_file()
+
+
+def test_aws_accepts_the_calls_of_the_page(tmp_path: Path) -> None:
+    """moto makes the stack, with the template's rules, and spot workers with the node's profile.
+
+    The teardown ends the instances, and leaves no group, but the bucket, as its policy says.
+    """
+    with aws_server(tmp_path / "moto.log") as address:
+        python = Path(tool("moto_server")).with_name("python")
+        program = ROOT / "tests" / "support" / "aws_calls.py"
+        done = output_of(str(python), str(program), str(EC2), environ=aws_environ(address))
+    results = json.loads(done)
+    assert results["status"] == "CREATE_COMPLETE"
+    assert {tuple(rule) for rule in results["rules"]} == rules()
+    assert results["lifecycles"] == ["spot"] * 8
+    assert set(results["profiles"]) == {"downpour-node"}
+    assert set(results["states"]) == {"terminated"}
+    assert results["groups_left"] == 0
+    assert results["buckets_left"] == ["my-snapshots"]
