@@ -1,4 +1,4 @@
-"""Chooses the Java that runs Spark, and the Python that Spark runs.
+"""Chooses the Java that runs Spark, the Python that Spark runs, and with what that is loaded.
 
 Spark starts the first `python3` on PATH for the functions of its user, unless PYSPARK_PYTHON names
 another. Where a virtual environment is not activated, that Python lacks what the program has.
@@ -25,7 +25,7 @@ import msgspec
 
 from ps.whole_files import whole_file
 from shards.errors import BadInput
-from worker.spark.settings import pythons
+from worker.spark.settings import preload, pythons
 
 OLDEST = 17
 _ANSWER_S = 30.0
@@ -55,6 +55,19 @@ def spark_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
     """
     environ = os.environ if environ is None else environ
     return {"JAVA_HOME": str(_java_home(environ))} | pythons(environ)
+
+
+def spark_settings(*modules: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The settings with which the Python workers of a Spark session start sooner.
+
+    `SparkSession.builder.config(map=spark_settings("torch"))` has Spark fork each worker from a
+    process that has loaded PyArrow, this project and `modules`, where the worker would load them
+    itself. Name modules that start no thread when they are imported; if one does, a line says so,
+    and the workers load all of `modules` themselves. On a cluster the Python of the executors needs
+    this project installed. The settings are empty if `environ` (default: this process's) names
+    another Python than this one in PYSPARK_PYTHON. They take effect only in a session that is new.
+    """
+    return preload(os.environ if environ is None else environ, modules)
 
 
 def _java_home(environ: Mapping[str, str]) -> Path:

@@ -264,7 +264,7 @@ def draw(number: int, outcome: ShapeOutcome | None, path: Path) -> None:
     """Draw one shape."""
     fill, panels = PICTURES[number]
     size = (5.2, 3.3) if panels == 1 else (2.6 * panels, 2.7)
-    same = fill is not draw_bounds  # whose panels have units of their own
+    same = fill is not draw_bounds  # its panels have different units
     figure, axes = plt.subplots(1, panels, figsize=size, sharey=same, squeeze=False)
     fill(axes[0], outcome)
     for axis in axes[0]:

@@ -5,8 +5,8 @@
 Asynchronous workers whose steps take equal times push gradients that are exactly W - 1 updates old.
 Along a direction of curvature h, SGD whose gradients are `delay` updates old is stable while
 rate * h < 2 sin(pi / (4 delay + 2)): up to there all roots of z^(delay + 1) = z^delay - rate * h
-lie in the unit circle. The left panel is a quadratic problem whose steepest curvature is 1, the
-right one a net on MNIST, where one constant takes the curvature's place. Writes
+are in the unit circle. The left panel is a quadratic problem with curvatures of up to 1, the right
+one a net on MNIST, where one constant takes the curvature's place. Writes
 docs/images/atlas.png, and the trials to docs/measurements/reports/atlas.csv.
 """
 

@@ -73,7 +73,7 @@ def draw_strategy_curves() -> Commands:
 
 @register(EXPERIMENTS, "atlas", duration="minutes")
 def draw_atlas() -> Commands:
-    """Draw the pictures of the staleness atlas: the map anew, the shapes from their table."""
+    """Measure the map of the staleness atlas, and draw it and the panels of the shapes."""
     yield module("tests.bench.staleness_map", jobs=str(_CORES))
     yield module("tests.bench.record_pictures")
 

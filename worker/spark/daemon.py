@@ -1,8 +1,9 @@
-"""The process from which an embedded Spark forks its Python workers, with what they need loaded.
+"""The process from which Spark forks its Python workers, with what they need loaded.
 
 Spark's own daemon imports nothing of a task, so each worker loads Arrow and this project's code
-again. Forking is safe only while there is one thread and no socket, so a process that has more
-after its imports becomes Spark's own daemon.
+again. Forking is safe only while there is one thread and no socket. So a process that has more
+after its imports starts again, at first without the modules that were named, then as
+Spark's own daemon.
 """
 
 import importlib
@@ -11,25 +12,28 @@ import sys
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
+from worker.spark.settings import PRELOADED
+
 NEEDED = ("pyspark.worker", "numpy.random", "pyarrow.compute", "worker.spark.worker_task")
 # PyArrow starts a thread of the allocator that it does not use.
 _ONE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 def load() -> bool:
-    """Import what a worker needs; returns whether to fork is still safe.
+    """Import what a worker needs, and the modules of the user; returns whether to fork is safe.
 
-    A module that fails is left to the worker, which reports it. Each worker has random numbers of
-    its own, as if it had imported NumPy itself.
+    A module that fails here is imported again by the worker, which reports it. Each worker has
+    random numbers of its own, as if it had imported NumPy and PyTorch itself.
     """
     os.environ |= _ONE_THREAD
-    for module in NEEDED:
+    for module in (*NEEDED, *os.environ.get(PRELOADED, "").split()):
         # Spark reads the daemon's port from the standard output.
         with suppress(Exception), redirect_stdout(sys.stderr):
             importlib.import_module(module)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if numpy := sys.modules.get("numpy"):
         os.register_at_fork(after_in_child=numpy.random.seed)
+    if torch := sys.modules.get("torch"):
+        os.register_at_fork(after_in_child=torch.default_generator.seed)
     threads = Path("/proc/self/task")
     return threads.is_dir() and len(list(threads.iterdir())) == 1
 
@@ -37,7 +41,14 @@ def load() -> bool:
 def main() -> None:
     """Serve Spark, as `pyspark.daemon` does."""
     if not load():
-        os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])
+        module = "pyspark.daemon"
+        if modules := os.environ.pop(PRELOADED, ""):
+            module = "worker.spark.daemon"
+            sys.stderr.write(
+                f"{modules}: not loaded ahead, for a process with threads is not safe to fork\n"
+            )
+            sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
     from pyspark.daemon import manager
 
     manager()

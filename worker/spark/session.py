@@ -87,7 +87,7 @@ def _session(
         settings = spark_settings.prepare_embedded_settings(master, app, slots, folder)
         home = Path(pyspark.__file__).parent
         env = spark_settings.build_embedded_environment(folder, home, os.environ) | dict(env)
-        settings |= spark_settings.daemon(env)
+        settings |= spark_settings.preload(env)
         return _classic(settings, env, folder, without=spark_settings.FOREIGN)
     assert url is not None
     servers = spark_settings.addresses(url, os.environ)
@@ -218,7 +218,7 @@ def ship_code(spark: SparkSession) -> None:
     process, and processes that it starts, go on to import the packages from where they are here:
     `SparkContext.addPyFile` would put the shipped copy, which has no demo data, before them.
     """
-    if not hasattr(spark, "_jsparkSession"):  # of Connect, whose server keeps a copy
+    if not hasattr(spark, "_jsparkSession"):  # of Connect: its server keeps a copy
         with temporary_folder("spark") as folder:
             spark.addArtifacts(str(pack_code(folder)), pyfile=True)
         return

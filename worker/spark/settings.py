@@ -29,6 +29,8 @@ START_S = 60.0
 GUARDS = ("spark.authenticate", "spark.network.crypto.enabled")
 SUBMISSION_PORT = 6066
 """The usual port of a standalone master for programs that are submitted over HTTP."""
+PRELOADED = "DOWNPOUR_PRELOADED"
+"""The variable with the names of further modules, which Python workers start with."""
 SUBMITTED = "submitted"
 """The URL of the Spark that runs this program through spark-submit."""
 _DEFAULT_PORTS = {"https": 443, "http": 80, "sc": 15002}
@@ -102,14 +104,18 @@ def build_embedded_environment(
     )
 
 
-def daemon(environ: Mapping[str, str]) -> dict[str, str]:
-    """The setting by which Python workers start with what they need loaded.
+def preload(environ: Mapping[str, str], modules: Sequence[str] = ()) -> dict[str, str]:
+    """The settings by which Python workers start with what they need, and `modules`, loaded.
 
-    It is empty if Spark runs another Python than this one, which may not have this project's code.
+    They are empty if Spark runs another Python than this one, which may not have this project's
+    code.
     """
     if pythons(environ)["PYSPARK_PYTHON"] != sys.executable:
         return {}
-    return {"spark.python.daemon.module": "worker.spark.daemon"}
+    settings = {"spark.python.daemon.module": "worker.spark.daemon"}
+    if modules:
+        settings[f"spark.executorEnv.{PRELOADED}"] = " ".join(modules)
+    return settings
 
 
 # Variables that configure a Spark other than the embedded one.

@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import deploy
 from worker.spark import settings as spark_settings
 from worker.spark.daemon import NEEDED
 
@@ -45,9 +47,22 @@ daemon.main()
 """
 
 
-def run(program: str) -> str:
+_OF_THE_USER = """
+import os, sys, threading
+from worker.spark import daemon
+
+os.execv = lambda *command: (print(*command[1][1:], "with", os.environ.get(daemon.PRELOADED)),
+                             sys.exit())
+sys.argv[1:] = ["pyspark.worker"]
+safe = daemon.load()
+print(safe, *(name in sys.modules for name in ("fractions", "not_there", "calm", "busy")))
+daemon.main()
+"""
+
+
+def run(program: str, **variables: str) -> str:
     """The output of a Python program, with the environment of an embedded session."""
-    environ = os.environ | spark_settings.ONE_THREAD
+    environ = os.environ | spark_settings.ONE_THREAD | variables
     command = [sys.executable, "-c", program]
     return subprocess.check_output(command, env=environ, stdin=subprocess.DEVNULL, text=True)
 
@@ -68,8 +83,57 @@ def test_unsafe_to_fork() -> None:
     assert run(_UNSAFE) == "-m pyspark.daemon pyspark.worker\n"
 
 
+def test_modules_of_the_user(tmp_path: Path) -> None:
+    """They are loaded where that leaves one thread; else it starts again without them. One that
+    cannot be imported, or that raises, is left to the worker."""
+    (tmp_path / "calm.py").write_text("print('of a module')\nraise RuntimeError")
+    (tmp_path / "busy.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    loaded = spark_settings.PRELOADED
+    calm = run(
+        _OF_THE_USER.replace("daemon.main()", ""),
+        PYTHONPATH=path,
+        **{loaded: "fractions not_there calm"},
+    )
+    assert calm == "True True False False False\n"
+    busy = run(_OF_THE_USER, PYTHONPATH=path, **{loaded: "fractions busy"})
+    assert busy.splitlines() == [
+        "False True False False True",
+        "-m worker.spark.daemon pyspark.worker with None",
+    ]
+
+
+def test_workers_of_a_session_are_forked_with_modules() -> None:
+    """The settings reach the process that Spark forks workers from, on a session of the user's."""
+    program = """
+import os, sys
+import deploy
+from pyspark.sql import SparkSession
+
+os.environ |= deploy.spark_environment()
+settings = deploy.spark_settings("colorsys") | {"spark.ui.enabled": "false"}
+spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+
+def look(_):
+    import sys
+    yield [name in sys.modules for name in ("colorsys", "worker.spark.worker_task", "wave")]
+
+print(spark.sparkContext.parallelize([0], 1).mapPartitions(look).collect())
+"""
+    assert run(program) == "[[True, True, False]]\n"
+
+
 @pytest.mark.parametrize(("python", "loads"), [(sys.executable, True), ("/other/python", False)])
 def test_only_for_this_python(python: str, loads: bool) -> None:
     """Another Python may have none of this project's code."""
-    settings = spark_settings.daemon({"PYSPARK_PYTHON": python})
-    assert ("spark.python.daemon.module" in settings) == loads
+    settings = deploy.spark_settings("torch", "x", environ={"PYSPARK_PYTHON": python})
+    assert settings == (
+        {
+            "spark.python.daemon.module": "worker.spark.daemon",
+            "spark.executorEnv.DOWNPOUR_PRELOADED": "torch x",
+        }
+        if loads
+        else {}
+    )
