@@ -2,8 +2,8 @@
 
 Spark's own daemon imports nothing of a task, so each worker loads Arrow and this project's code
 again. Forking is safe only while there is one thread and no socket. So a process that has more
-after its imports starts again, at first without the modules that were named, then as
-Spark's own daemon.
+after its imports starts again, at first without the modules that were named, then as Spark's own
+daemon. Only the standard library is imported at the top, for another Python may run this file.
 """
 
 import importlib
@@ -12,8 +12,8 @@ import sys
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
-from worker.spark.settings import PRELOADED
-
+PRELOADED = "DOWNPOUR_PRELOADED"
+"""The variable with the names of further modules, which Python workers start with."""
 NEEDED = ("pyspark.worker", "numpy.random", "pyarrow.compute", "worker.spark.worker_task")
 # PyArrow starts a thread of the allocator that it does not use.
 _ONE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}

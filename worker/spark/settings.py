@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 
 from ps.transport.addresses import on_this_host
 from shards.errors import BadInput
+from worker.spark.daemon import PRELOADED
 
 # A worker uses one BLAS thread: threads of several workers on one core only slow each other down.
 # A worker sets the limit again when it starts, because Spark Connect cannot pass these variables.
@@ -29,8 +30,6 @@ START_S = 60.0
 GUARDS = ("spark.authenticate", "spark.network.crypto.enabled")
 SUBMISSION_PORT = 6066
 """The usual port of a standalone master for programs that are submitted over HTTP."""
-PRELOADED = "DOWNPOUR_PRELOADED"
-"""The variable with the names of further modules, which Python workers start with."""
 SUBMITTED = "submitted"
 """The URL of the Spark that runs this program through spark-submit."""
 _DEFAULT_PORTS = {"https": 443, "http": 80, "sc": 15002}

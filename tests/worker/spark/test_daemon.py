@@ -11,7 +11,7 @@ import pytest
 
 import deploy
 from worker.spark import settings as spark_settings
-from worker.spark.daemon import NEEDED
+from worker.spark.daemon import NEEDED, PRELOADED
 
 _LOADED = """
 import json, os, sys
@@ -91,14 +91,13 @@ def test_modules_of_the_user(tmp_path: Path) -> None:
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    loaded = spark_settings.PRELOADED
     calm = run(
         _OF_THE_USER.replace("daemon.main()", ""),
         PYTHONPATH=path,
-        **{loaded: "fractions not_there calm"},
+        **{PRELOADED: "fractions not_there calm"},
     )
     assert calm == "True True False False False\n"
-    busy = run(_OF_THE_USER, PYTHONPATH=path, **{loaded: "fractions busy"})
+    busy = run(_OF_THE_USER, PYTHONPATH=path, **{PRELOADED: "fractions busy"})
     assert busy.splitlines() == [
         "False True False False True",
         "-m worker.spark.daemon pyspark.worker with None",
