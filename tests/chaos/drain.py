@@ -1,12 +1,14 @@
 """End runs by SIGTERM at random moments: no acknowledged push may be missing in what they leave.
 
-    python -m tests.chaos.drain --runs 50 [--states]
+    python -m tests.chaos.drain --runs 50 [--states] [--reshard]
 
 Each run trains with two workers, which count in files what the shards have acknowledged to them:
 every push adds one to the worker's own weight. After SIGTERM the run takes a snapshot and leaves.
 Each weight there must be at least its worker's count, and at most one more, the push that was under
 way. A traceback on standard error counts as a failure. With `--states` pushes are compressed, by a
 codec that is exact here, so workers keep states: the snapshot must have both, of these pushes.
+With `--reshard` the two shards become three from when both workers train, so SIGTERM comes before
+that has ended, or soon after.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,8 @@ from deploy.clusters.java import spark_environment
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from shards.repartition import whole_weights
 from tests.support.eventually import eventually
+from worker.job import runner
+from worker.job.run_control import ReshardOrder, RunControl
 from worker.spark import start_session
 from worker.spark.signals import SafeExitStack, sigterm_too
 
@@ -44,13 +49,15 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--states", action="store_true")
+    parser.add_argument("--reshard", action="store_true")
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train is not None:
-        return train(options.train, states=options.states)
+        return train(options.train, states=options.states, reshard=options.reshard)
     moments, failed, slowest = random.Random(options.seed), 0, 0.0
     for run in range(options.runs):
-        seconds, faults = end_run(moments.uniform(0.0, 2.0), states=options.states)
+        after_s = moments.uniform(0.0, 2.0)
+        seconds, faults = end_run(after_s, states=options.states, reshard=options.reshard)
         slowest, failed = max(slowest, seconds), failed + bool(faults)
         print(f"run {run}: left in {seconds:.1f} s: {faults or 'ok'}", flush=True)
     kept = options.runs - failed
@@ -61,17 +68,18 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def end_run(after_s: float, *, states: bool) -> tuple[float, str]:
+def end_run(after_s: float, *, states: bool, reshard: bool) -> tuple[float, str]:
     """Start a run, end it by SIGTERM; returns its seconds from there, and what was wrong."""
     with tempfile.TemporaryDirectory(prefix="downpour-drain-") as name:
         folder = Path(name)
         command = [sys.executable, "-m", "tests.chaos.drain", "--train", name]
         command += ["--states"] if states else []
+        command += ["--reshard"] if reshard else []
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
 
         def is_training() -> bool:
             assert process.poll() is None, process.stderr and process.stderr.read().decode()
-            return all(count > _BEGUN for count in _acknowledged(folder))
+            return _has_begun(folder)
 
         eventually(is_training, because="both workers train", within_s=_READY_S)
         time.sleep(after_s)
@@ -115,6 +123,10 @@ def _acknowledged(folder: Path) -> list[int]:
     return [file.stat().st_size if file.exists() else 0 for file in files]
 
 
+def _has_begun(folder: Path) -> bool:
+    return all(count > _BEGUN for count in _acknowledged(folder))
+
+
 def _weights(snapshot: LoadedSnapshot) -> list[float]:
     """Each worker's weight in a snapshot."""
     manifest = snapshot.manifest
@@ -122,8 +134,22 @@ def _weights(snapshot: LoadedSnapshot) -> list[float]:
     return [float(weight) for weight in arena[:_WORKERS]]
 
 
-def train(folder: Path, *, states: bool) -> int:
+def reshard_soon(folder: Path) -> None:
+    """Have the run of this process get a third shard once both workers train."""
+    control = RunControl()
+    runner.RunControl = lambda: control  # type: ignore[misc,assignment]
+
+    def order() -> None:
+        eventually(lambda: _has_begun(folder), because="both workers train", within_s=_READY_S)
+        control.submit(ReshardOrder(3))
+
+    Thread(target=order, daemon=True).start()
+
+
+def train(folder: Path, *, states: bool, reshard: bool) -> int:
     """Train until SIGTERM, in a process of its own; returns the exit status."""
+    if reshard:
+        reshard_soon(folder)
     compression = ps.Compression.parse("threshold:0.5" if states else "none")
     zeros = {"w": np.zeros(_WORKERS, np.float32)}
     params = ps.Dense.like(zeros, rate=1.0, compression=compression)

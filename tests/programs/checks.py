@@ -74,12 +74,14 @@ def kill_executors() -> Commands:
 
 
 @register(CHECKS, "drain", duration="RUNS times half a minute")
-def end_runs(runs: str = "50", seed: str = "1", states: str = "") -> Commands:
+def end_runs(runs: str = "50", seed: str = "1", states: str = "", reshard: str = "") -> Commands:
     """End runs by SIGTERM: no acknowledged push is missing in their snapshots, left within 20 s.
 
-    STATES=1 is for workers that keep states, which the snapshots must have, too.
+    STATES=1 is for workers that keep states, which the snapshots must have, too. With RESHARD=1 the
+    shards change before they end, or as they do.
     """
-    yield module("tests.chaos.drain", *(["--states"] if states else []), runs=runs, seed=seed)
+    flags = [*(["--states"] if states else []), *(["--reshard"] if reshard else [])]
+    yield module("tests.chaos.drain", *flags, runs=runs, seed=seed)
 
 
 @register(CHECKS, "fuzz", duration="minutes")

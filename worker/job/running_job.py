@@ -304,10 +304,11 @@ class RunningJob:
 
         The last snapshot then has every push that a worker was answered for, although workers push
         until they are cancelled. If the shards do not come together, it is taken without. Workers
-        that keep states first write them and stop, because none writes while its push is held.
+        that keep states first write them and stop, because none writes while its push is held. A
+        reshard under way ends first: only shards that stay can hold pushes.
         """
-        if self.job_shards.moving:
-            return
+        with suppress(DownpourError):
+            self._follow(waits=True)
         with suppress(DownpourError):
             if self.snapshotter is not None and self.job.saves_worker_states:
                 trains = {
