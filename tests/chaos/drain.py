@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -137,7 +138,7 @@ def _weights(snapshot: LoadedSnapshot) -> list[float]:
 def reshard_soon(folder: Path) -> None:
     """Have the run of this process get a third shard once both workers train."""
     control = RunControl()
-    runner.RunControl = lambda: control  # type: ignore[misc,assignment]
+    patch.object(runner, "RunControl", lambda: control).start()
 
     def order() -> None:
         eventually(lambda: _has_begun(folder), because="both workers train", within_s=_READY_S)
