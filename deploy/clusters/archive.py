@@ -234,7 +234,7 @@ def _write_record(site: Path, files: Sequence[PurePosixPath]) -> None:
     Without hashes, which the format allows: paths of libraries in them are yet to be changed.
     """
     names = sorted(file.as_posix() for file in files)
-    # Ray contains whole packages, whose metadata is in deeper folders.
+    # Ray contains whole packages, with their metadata in deeper folders.
     (folder,) = {file.parts[0] for file in files if file.parts[0].endswith(".dist-info")}
     record = f"{folder}/RECORD"
     with (site / record).open("w", encoding="utf-8", newline="") as file:

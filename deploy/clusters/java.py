@@ -1,4 +1,4 @@
-"""Chooses the Java that runs Spark, the Python that Spark runs, and with what that is loaded.
+"""Chooses the Java that runs Spark, the Python that Spark runs, and the modules it loads first.
 
 Spark starts the first `python3` on PATH for the functions of its user, unless PYSPARK_PYTHON names
 another. Where a virtual environment is not activated, that Python lacks what the program has.

@@ -172,7 +172,7 @@ def check_executors(
         outputs = spark.run_on_executors(session, inspect.getsource(host_probe), request)
     except DownpourError as error:
         return [*findings, from_error(HOST_NAME, "Spark", error)], {}
-    expected = {host for name, (host, _) in managers.items() if name != spark.DRIVER}
+    expected = {host for host, _ in spark.pick_executors(managers).values()}
     if len(outputs) < len(expected):
         answers = f"those of {len(outputs)}"
         remedy = "try again when each executor has a free core"

@@ -101,7 +101,7 @@ class Recommendation(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether more seeds may separate candidates that reach the target."""
+        """True if more seeds may separate candidates that reach the target."""
         reached = any(math.isfinite(entry.candidate.times.median) for entry in self.ranked)
         return reached and self.choice is None
 
@@ -181,8 +181,8 @@ def recommend(
     ranking, slower = rank_results(levels, target), list[Ranked]()
     while ranking.is_open and 2 * len(seeds) <= settings.most_seeds:
         slower = [entry for entry in ranking.ranked if entry.near <= 1 - SURE] + slower
-        near = near_best([times_to(results, target).values for results in levels])
-        levels = [results for results, share in zip(levels, near, strict=True) if share > 1 - SURE]
+        near = dict(ranking.ranked)
+        levels = [results for results in levels if near[_time(results, target)] > 1 - SURE]
         trials = [results[0].trial for results in levels]
         lists = [_describe(trial.strategy, trial.staleness, trial.rate) for trial in trials]
         new_seeds = range(seeds.stop, seeds.stop + len(seeds))
@@ -219,15 +219,15 @@ def rank_results(
     """Rank the results of candidates, a list of seeds for each."""
     if target is None:
         target = usual_target(levels)
-    candidates = []
-    for results in levels:
-        trial = results[0].trial
-        bound = None if trial.strategy == "bsp" else trial.staleness  # that of bsp is always 0
-        staleness = float(np.mean([result.mean_staleness for result in results]))
-        candidates.append(
-            Candidate(trial.strategy, bound, trial.rate, staleness, times_to(results, target))
-        )
-    return rank_candidates(candidates, target)
+    return rank_candidates([_time(results, target) for results in levels], target)
+
+
+def _time(results: Sequence[TrialResult], target: float) -> Candidate:
+    """The candidate that all these trials are of, with its times to the target."""
+    trial = results[0].trial
+    bound = None if trial.strategy == "bsp" else trial.staleness  # that of bsp is always 0
+    staleness = float(np.mean([result.mean_staleness for result in results]))
+    return Candidate(trial.strategy, bound, trial.rate, staleness, times_to(results, target))
 
 
 def _load_results(sweep: Sweep, out: Path) -> list[list[TrialResult]]:

@@ -1,4 +1,4 @@
-"""Whether the strategy that `downpour exp advise` names is the fastest in real runs, too.
+"""Compare the strategy that `downpour exp advise` names with the fastest one in real runs.
 
     python -m tests.bench.bench_advice [--seeds 3]
 

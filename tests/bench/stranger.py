@@ -1,4 +1,4 @@
-"""Knock at ports as a stranger does, who has the programs of a cluster and none of its secrets.
+"""Knock at ports as a stranger does, with the programs of a cluster and none of its secrets.
 
 It is a program of its own: tests.bench.port_scan runs it on a host that has Ray and gRPC, but no
 checkout. It reads a request in a line of JSON and prints its findings as JSON.

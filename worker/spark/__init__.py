@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from worker.spark.executors import (
-        DRIVER,
         ExecutorOutput,
         await_executors,
+        pick_executors,
         run_on_executors,
     )
     from worker.spark.failures import reason, task_reason
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "DRIVER",
     "DataFrame",
     "ExecutorOutput",
     "NumberedTasks",
@@ -89,6 +88,7 @@ __all__ = [
     "master_host",
     "number_partitions",
     "partition_count",
+    "pick_executors",
     "query_error",
     "read_table",
     "reason",
@@ -116,9 +116,9 @@ __all__ = [
 _HOMES = {
     "pyspark.sql": ("DataFrame", "SparkSession"),
     "worker.spark.executors": (
-        "DRIVER",
         "ExecutorOutput",
         "await_executors",
+        "pick_executors",
         "run_on_executors",
     ),
     "worker.spark.failures": ("reason", "task_reason"),

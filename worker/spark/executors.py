@@ -64,6 +64,11 @@ def await_executors(session: SparkSession, count: int, wait_s: float) -> dict[st
     return managers
 
 
+def pick_executors(managers: Mapping[str, tuple[str, int]]) -> Mapping[str, tuple[str, int]]:
+    """The block managers of executors; the driver's alone where Spark is embedded."""
+    return {name: end for name, end in managers.items() if name != DRIVER} or managers
+
+
 def run_on_executors(
     session: SparkSession, source: str, request: Mapping[str, Any]
 ) -> list[ExecutorOutput]:
@@ -73,8 +78,7 @@ def run_on_executors(
     that is busy for long may be missing. Raises GiveUp if Spark cannot run the job.
     """
     context = _context(session)
-    managers = block_managers(session)
-    managers = {name: end for name, end in managers.items() if name != DRIVER} or managers
+    managers = pick_executors(block_managers(session))
     hosts, tasks = len({host for host, _ in managers.values()}), len(managers)
     outputs: dict[str, ExecutorOutput] = {}
     for hold_s in range(_ROUNDS):

@@ -21,6 +21,7 @@ from ps import logs
 from ps.shared_memory.shm_files import temporary_folder
 from shards.errors import BadInput, GiveUp
 from worker.spark import settings as spark_settings
+from worker.spark.executors import DRIVER
 from worker.spark.failures import (
     BAD_INPUT,
     SPARK_ERRORS,
@@ -33,7 +34,6 @@ from worker.spark.signals import end_at_hangup
 
 _MAX_TASKS = 10_000  # to search for the one that failed
 _CHOOSING = Lock()  # threads that train at once share the session's setting
-_DRIVER = "driver"  # Spark's id of it
 _CONNECT_S, _LONGEST_ANSWER = 3.0, 4096
 ANY_PYTHON = "python3"  # Spark's choice unless one is configured: the first on PATH
 
@@ -260,7 +260,7 @@ def task_slots(df: TaskInput) -> int | None:
         summaries = [executors.apply(n) for n in range(executors.size())]
         is_local = runs_here(df)  # the driver is the only executor then, and none otherwise
         slots = sum(
-            executor.maxTasks() for executor in summaries if is_local or executor.id() != _DRIVER
+            executor.maxTasks() for executor in summaries if is_local or executor.id() != DRIVER
         )
         return slots or None
     return None

@@ -231,6 +231,7 @@ def test_a_stranger_wakes_an_idle_shard(monkeypatch: pytest.MonkeyPatch) -> None
                     sent += len(piece)
                 while stranger.recv(1 << 16):
                     pass
+        eventually(lambda: own.reset == 1, because="the connection has been reset")
 
 
 def test_strangers_and_peers_that_vanish(server: ShardServer) -> None:

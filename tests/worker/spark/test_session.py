@@ -151,9 +151,7 @@ def test_unreachable() -> None:
 
 
 _WAITS = """
-import worker
 from deploy.clusters.java import spark_environment
-from ps.build_id import build_id
 from shards.errors import DownpourError
 from worker.spark import start_session
 try:
