@@ -25,6 +25,7 @@ from deploy.cli.experiments import app as experiments
 from deploy.cli.jobs import add_to as add_jobs
 from deploy.cli.pack import pack
 from deploy.cli.plot import plot
+from deploy.cli.prepare import prepare
 from deploy.cli.reshard import reshard
 from deploy.cli.service import add_to as add_service
 from deploy.cli.simulate import simulate
@@ -243,6 +244,7 @@ def version() -> None:
 
 app.command()(reshard)
 app.command()(pack)
+app.command()(prepare)
 app.add_typer(snapshots, name="snapshots")
 app.add_typer(data_tools, name="data")
 app.add_typer(experiments, name="exp")

@@ -22,7 +22,7 @@ GROUPS = {
     ),
     "Clusters": ("pack", "deploy"),
     "Run a training service": ("serve", "service", "webhook", "run-attempt"),
-    "This command": ("version", "completion"),
+    "This command": ("prepare", "version", "completion"),
 }  # fmt: skip
 """The groups of the command list, each with its commands."""
 

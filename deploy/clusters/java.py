@@ -23,6 +23,7 @@ from shlex import quote
 
 import msgspec
 
+from deploy.clusters.class_archive import archive_options, cache_folder
 from ps.whole_files import whole_file
 from shards.errors import BadInput
 from worker.spark.settings import preload, pythons
@@ -50,11 +51,14 @@ def spark_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
     `JAVA_HOME` is a Java that Spark can use. `PYSPARK_PYTHON` and `PYSPARK_DRIVER_PYTHON` are the
     Pythons that Spark runs for functions of yours, on the executors and beside the driver: this
     one, unless `environ` names others. On a cluster PYSPARK_PYTHON is a path on the executors'
-    machines. `environ` (default: this process's) says where to look. Raises BadInput, naming every
-    place that was tried and what was there, when no Java of 17 or newer starts.
+    machines. After `downpour prepare`, SPARK_SUBMIT_OPTS names what it has written to the JVM of
+    the driver, before the options that `environ` has there. `environ` (default: this process's)
+    says where to look. Raises BadInput, naming every place that was tried and what was there, when
+    no Java of 17 or newer starts.
     """
     environ = os.environ if environ is None else environ
-    return {"JAVA_HOME": str(_java_home(environ))} | pythons(environ)
+    home = str(_java_home(environ))
+    return {"JAVA_HOME": home} | pythons(environ) | archive_options(home, environ)
 
 
 def spark_settings(*modules: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -141,9 +145,8 @@ def _launcher_home(home: Path, environ: Mapping[str, str]) -> Path:
     Its name is a digest of its text, so that several installations have one each. It is written
     atomically, so that processes that start at the same time never run half a launcher.
     """
-    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "downpour"
     text = _LAUNCHER.format(module=_MODULE, java=quote(str(home / "bin" / "java")))
-    folder = cache / f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    folder = cache_folder(environ) / f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     launcher = folder / "bin" / "java"
     try:
         if os.access(launcher, os.X_OK) and launcher.read_text() == text:

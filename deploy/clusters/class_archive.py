@@ -1,0 +1,116 @@
+"""The classes of Spark in a file that Java maps into memory, so that Spark is up sooner.
+
+Half of the CPU time of a start of Spark is Java's, which reads some 20,000 classes from jars and
+verifies them. `write_archive` has a JVM write them as it has them in memory, once for a Java and a
+Spark; `archive_options` names the file for later JVMs. Java checks that the file is of this Java
+and of these jars, and does without it if not. It does not check that the file is whole, and ends by
+SIGBUS if it is not: so its size is in its name, which it gets when it is complete.
+"""
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from ps.whole_files import Flush, whole_file
+from shards.errors import BadInput, GiveUp
+
+OPTIONS = "SPARK_SUBMIT_OPTS"
+"""The variable with options that Spark's launcher gives a driver's JVM before all others."""
+_QUIET = "-Xlog:cds*=off"
+_LIMIT_S = 600.0
+
+
+def archive_options(java_home: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variable that names the archive to a driver's JVM; empty without an archive.
+
+    It keeps the options that `environ` has there.
+    """
+    archive = find_archive(java_home, environ)
+    given = environ.get(OPTIONS, "")
+    if archive is None or f"SharedArchiveFile={archive}" in given:
+        return {}
+    option = f'"-XX:SharedArchiveFile={archive}"'  # a folder's name may have a space in it
+    return {OPTIONS: " ".join(filter(None, [_QUIET, option, given]))}
+
+
+def find_archive(java_home: str, environ: Mapping[str, str]) -> Path | None:
+    """The archive of this Java and the Spark of this Python; None if there is none."""
+    with suppress(BadInput, OSError):  # no home, or a writer has just removed it
+        for path in cache_folder(environ).glob(f"{_identify(java_home)}-*.jsa"):
+            if path.stem.endswith(f"-{path.stat().st_size}"):
+                return path
+    return None
+
+
+def write_archive(java_home: str, environ: Mapping[str, str]) -> Path:
+    """Write the archive of this Java and the Spark of this Python; it takes half a minute.
+
+    It replaces an earlier one. `environ` are the variables of the process that runs Spark. Raises
+    BadInput if its folder cannot be written, GiveUp if Java writes no archive.
+    """
+    folder, identity = cache_folder(environ), _identify(java_home)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        complete = folder / f"{identity}.jsa"
+        earlier = list(folder.glob(f"{identity}-*.jsa"))
+        with whole_file(complete, flush=Flush.CONTENT, contended=True) as partial:
+            _rehearse(java_home, partial, environ)
+        sized = complete.with_stem(f"{identity}-{complete.stat().st_size}")
+        complete.rename(sized)
+        for path in earlier:
+            if path != sized:
+                path.unlink(missing_ok=True)  # a JVM that has mapped it keeps its content
+    except OSError as error:
+        raise BadInput(
+            f"the archive of Spark's classes in {folder}",
+            expected="to write it",
+            got=error.strerror,
+            hint="set XDG_CACHE_HOME to a folder of yours with 200 MB free",
+        ) from None
+    return sized
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """This user's folder for what can be made again; raises BadInput if the user has no home."""
+    try:
+        return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "downpour"
+    except RuntimeError:
+        raise BadInput(
+            "the cache folder",
+            expected="XDG_CACHE_HOME or HOME to be set",
+            got=f"neither, and no home of user {os.getuid()}",
+        ) from None
+
+
+def _rehearse(java_home: str, archive: Path, environ: Mapping[str, str]) -> None:
+    """Run Spark's jobs of a training in a JVM that writes its classes to `archive`."""
+    added = {"JAVA_HOME": java_home, OPTIONS: f'{_QUIET} "-XX:ArchiveClassesAtExit={archive}"'}
+    done = subprocess.run(
+        [sys.executable, "-m", "worker.spark.rehearsal"],
+        env={**environ, **added},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_LIMIT_S,
+        check=False,
+    )
+    if done.returncode != 0 or not archive.exists():
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        said = f"; it said last: {lines[-1]}" if lines else ""
+        raise GiveUp(f"the Java in {java_home} wrote no archive of Spark's classes{said}")
+
+
+def _identify(java_home: str) -> str:
+    """A name for this Java with the Spark of this Python."""
+    spark = find_spec("pyspark")
+    assert spark is not None
+    assert spark.origin is not None
+    places = os.path.realpath(java_home), os.path.realpath(spark.origin)
+    return f"spark-classes-{hashlib.sha256(shlex.join(places).encode()).hexdigest()[:12]}"

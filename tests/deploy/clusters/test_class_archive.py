@@ -1,0 +1,117 @@
+"""The archive of Spark's classes: named to a JVM while it is whole, and replaced by its writer."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from deploy.clusters import class_archive
+from deploy.clusters.class_archive import OPTIONS, archive_options, find_archive, write_archive
+from deploy.clusters.java import spark_environment
+from shards.errors import BadInput, GiveUp
+from worker import spark
+
+JAVA = "/opt/java"
+Rehearse = Callable[[str, Path, Mapping[str, str]], None]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """The variables of a user whose cache is an empty folder, with a space in its name."""
+    return {"XDG_CACHE_HOME": str(tmp_path / "a cache")}
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> bytearray:
+    """The bytes that the next archive has, without a Java that writes it."""
+    content = bytearray(b"classes")
+
+    def rehearse(_: str, archive: Path, __: Mapping[str, str]) -> None:
+        archive.write_bytes(content)
+
+    monkeypatch.setattr(class_archive, "_rehearse", rehearse)
+    return content
+
+
+def test_jvm_gets_the_archive_before_the_options_that_are_set(
+    environ: dict[str, str], written: bytearray
+) -> None:
+    """Nothing is added without an archive, and nothing is added twice."""
+    assert archive_options(JAVA, environ) == {}
+    archive = write_archive(JAVA, environ)
+    assert archive.read_bytes() == written
+    mine = f'-Xlog:cds*=off "-XX:SharedArchiveFile={archive}"'
+    assert archive_options(JAVA, environ) == {OPTIONS: mine}
+    added = archive_options(JAVA, environ | {OPTIONS: "-Dmine=1"})
+    assert added == {OPTIONS: f"{mine} -Dmine=1"}
+    assert archive_options(JAVA, environ | added) == {}
+
+
+def test_another_java_has_another_archive(environ: dict[str, str], written: bytearray) -> None:
+    archive = write_archive(JAVA, environ)
+    assert find_archive("/opt/other", environ) is None
+    written += b" of another"
+    assert write_archive("/opt/other", environ) != archive
+    assert find_archive(JAVA, environ) == archive
+
+
+def test_a_torn_archive_is_not_named(environ: dict[str, str], written: bytearray) -> None:
+    """Java would map it, and end where a page is missing."""
+    archive = write_archive(JAVA, environ)
+    archive.chmod(0o600)
+    archive.write_bytes(written[:-1])
+    assert find_archive(JAVA, environ) is None
+
+
+def test_a_later_archive_takes_the_place_of_the_earlier(
+    environ: dict[str, str], written: bytearray
+) -> None:
+    earlier = write_archive(JAVA, environ)
+    assert write_archive(JAVA, environ) == earlier
+    written += b" and more"
+    later = write_archive(JAVA, environ)
+    assert list(later.parent.iterdir()) == [later]
+
+
+def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match=r"archive of Spark's classes in .*got Not a directory"):
+        write_archive(JAVA, {"XDG_CACHE_HOME": str(tmp_path / "file")})
+
+
+def test_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under any number: Spark starts, and nothing can be prepared."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert archive_options(JAVA, {}) == {}
+    with pytest.raises(BadInput, match=r"cache folder: expected XDG_CACHE_HOME or HOME to be set"):
+        write_archive(JAVA, {})
+
+
+def test_java_that_writes_no_archive(tmp_path: Path, environ: dict[str, str]) -> None:
+    """Its last words are quoted, and nothing is left behind."""
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'no classes today' >&2; exit 1\n")
+    java.chmod(0o755)
+    with pytest.raises(GiveUp, match=f"the Java in {java.parents[1]} wrote no archive"):
+        write_archive(str(java.parents[1]), os.environ | environ)
+    assert list(class_archive.cache_folder(environ).iterdir()) == []
+
+
+def test_spark_reads_its_classes_from_the_archive(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of what a session loads comes from a real archive."""
+    real = spark_environment(os.environ | environ)
+    write_archive(real["JAVA_HOME"], os.environ | real | environ)
+    loaded = tmp_path / "loaded"
+    monkeypatch.setenv("XDG_CACHE_HOME", environ["XDG_CACHE_HOME"])
+    monkeypatch.setenv(OPTIONS, f"-Xlog:class+load:file={loaded}")
+    with spark.start_session(None, 1, app="archived", env=spark_environment()) as session:
+        assert session.range(3).count() == 3
+    sources = re.findall(r"\] \S+ source: (.+)", loaded.read_text())
+    archived = sum("(top)" in source for source in sources)
+    assert archived > 0.6 * len(sources), f"{archived} of {len(sources)}"
