@@ -69,6 +69,15 @@ def test_rows_are_dealt_evenly(spark: Any, count: int, partitions: int, workers:
     assert max(found) <= 2 * min(found) + 1
 
 
+def test_partitions_are_counted_without_dealing_the_rows(spark: Any) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    df = spark.createDataFrame(rows(40)).repartition(3)
+    jobs = tracker.getJobIdsForGroup()
+    assert door.partition_count(df) == 3
+    assert tracker.getJobIdsForGroup() == jobs
+    assert door.partition_count(df.coalesce(2)) == 2 == len(sizes(df.coalesce(2)))
+
+
 def test_partitions_that_fit_are_kept(spark: Any) -> None:
     """A DataFrame with rows in as many partitions as workers stays as it is; with `even`, only if
     the partitions are of about one size."""

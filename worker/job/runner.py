@@ -8,6 +8,7 @@ for good, leaves a snapshot of its weights at that moment.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ from worker.job.run_control import RunControl
 from worker.job.running_job import RunningJob
 from worker.job.shards import JobShards, Start
 from worker.job.training_job import Job, apply_strategy
+from worker.spark.background import begin
 from worker.spark.dataframe_checks import check_columns, check_pythons, deal_rows
 from worker.spark.worker_task import PATIENCE_S, TaskSpec
 from worker.training.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
@@ -98,17 +100,18 @@ def run_job(
     notify = Notices(observer, logger("worker", job=specs[0].job))
     for change in changes:
         notify(change)
+    columns: list[str] = []
     if source is None:
         df = df.frame if isinstance(df, spark.NumberedTasks) else df
         columns = check_columns(df, job.columns) if job.function is None else []
-        df = deal_rows(df, job.workers, even=even, columns=columns, loopback=job.on_loopback)
-    else:
-        if isinstance(source, StoredTable):
-            check_columns(source, job.columns)
-        check_pythons(df, loopback=job.on_loopback)
+    elif isinstance(source, StoredTable):
+        check_columns(source, job.columns)
+    # A Spark job looks at the rows while the shards start.
+    rows = begin(partial(_deal, df, job, source, columns, even=even), "spark-rows")
     if line := _too_few_slots(job, spark.task_slots(df)):
         notify(line)
-    with shards_of(specs, job, inputs, notify, spark.master_host(df)) as job_shards:
+    peer = spark.master_host(df)
+    with shards_of(specs, job, inputs, notify, peer, ready=rows.result) as job_shards:
         cluster = job_shards.cluster
         if observer is not None:
             observer.started(cluster, initial_state.versions(inputs.beginning))
@@ -120,7 +123,7 @@ def run_job(
             if evaluator is not None and isinstance(inputs.beginning, np.ndarray):
                 evaluator.begin(inputs.beginning)
             outcome = RunningJob(
-                df,
+                rows.result(),
                 job,
                 task_of(inputs, job, cluster, source),
                 job_shards,
@@ -148,10 +151,12 @@ def shards_of(
     inputs: JobInputs,
     notify: Callable[[str], None],
     peer: str | None,
+    ready: Callable[[], object] = lambda: None,
 ) -> Iterator[JobShards]:
     """The shards of a job that is `settled`, in their initial state; they end with the context.
 
-    `peer` is a host that the workers are near: shards give out the address that reaches it.
+    `peer` is a host that the workers are near: shards give out the address that reaches it. `ready`
+    waits for what else the job needs: until it returns, nothing that is stored is changed.
     """
     await_compiler = compile_ahead(job, workers_here=inputs.workers_here)
     with JobShards(
@@ -161,9 +166,25 @@ def shards_of(
         patience_s=_patience_s(job, inputs.tables),
         notify=notify,
     ) as job_shards:
+        ready()
         _install(inputs, job, job_shards)
         await_compiler()
         yield job_shards
+
+
+def _deal(
+    df: spark.TaskInput,
+    job: Job,
+    source: Source | StoredTable | None,
+    columns: Sequence[str],
+    *,
+    even: bool,
+) -> spark.TaskInput:
+    """The rows for the workers, or the tasks that read a source; raises BadInput."""
+    if source is not None or isinstance(df, spark.NumberedTasks):
+        check_pythons(df, loopback=job.on_loopback)
+        return df
+    return deal_rows(df, job.workers, even=even, columns=columns, loopback=job.on_loopback)
 
 
 def _install(inputs: JobInputs, job: Job, job_shards: JobShards) -> None:

@@ -59,6 +59,9 @@ def partition_count(df: DataFrame) -> int:
     """Return the number of partitions of `df`; raises BadInput over Spark Connect."""
     if not hasattr(df, "_jdf"):
         raise BadInput("train over Spark Connect", expected="the number of workers", got="none")
+    plan = df._jdf.queryExecution().optimizedPlan()
+    if plan.getClass().getSimpleName() == "Repartition" and plan.shuffle():
+        return int(plan.numPartitions())  # it is kept; to plan the rest would deal the rows
     return int(df.rdd.getNumPartitions())
 
 

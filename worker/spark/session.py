@@ -10,13 +10,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from subprocess import TimeoutExpired
-from threading import Thread, current_thread, main_thread
+from threading import current_thread, main_thread
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 from warnings import catch_warnings
 
 import pyspark
@@ -30,11 +30,10 @@ from ps.transport.addresses import REACH_S, check_reachable
 from ps.transport.advertised_address import own_address
 from shards.errors import BadInput, GiveUp
 from worker.spark import settings as spark_settings
+from worker.spark.background import Result, begin
 from worker.spark.code_archive import pack_code
 from worker.spark.failures import SPARK_ERRORS, reason, root_cause
 from worker.spark.start_limit import StartLimit
-
-Result = TypeVar("Result")
 
 _EXIT_S = 15.0
 _GRPC_FORKS = "GRPC_ENABLE_FORK_SUPPORT"
@@ -196,15 +195,7 @@ def _within(until: float, action: Callable[[], Result]) -> Result | None:
 
     Such a thread stays behind, and does not keep the process.
     """
-    done: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(action())
-        except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
-            done.set_exception(error)
-
-    Thread(target=run, name="spark-start", daemon=True).start()
+    done = begin(action, "spark-start")
     try:
         return done.result(max(0.0, until - time.monotonic()))
     except TimeoutError:

@@ -201,6 +201,25 @@ def test_what_a_death_at_the_end_has_cost(
     assert notes == ["shard 0 has died"]
 
 
+def test_rows_that_are_refused_change_nothing(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark looks at the rows while the shards start; what is stored stays until it has."""
+    installed: list[Any] = []
+    stopped = threading.Event()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BadInput("the DataFrame", expected="rows", got="none")
+
+    Spark(lambda: None, monkeypatch)
+    monkeypatch.setattr(job_runner, "deal_rows", refuse)
+    monkeypatch.setattr(job_runner, "_install", lambda *given: installed.append(given))
+    monkeypatch.setattr(Servers, "stop", lambda _: stopped.set())
+    with pytest.raises(BadInput, match=r"the DataFrame: expected rows, got none"):
+        run_job(tmp_path, Notes())
+    assert (installed, len(servers), stopped.is_set()) == ([], 1, True)
+
+
 class Forks(Notes):
     """An observer that forks at its first call, and has an error raised in the child."""
 
