@@ -25,9 +25,12 @@ def draw():
     reader, writer = os.pipe()
     if os.fork() == 0:
         import numpy as np
-        os.write(writer, np.random.random().hex().encode())
+        numbers = [np.random.random()]
+        if torch := sys.modules.get("torch"):
+            numbers += [torch.rand(()).item()]
+        os.write(writer, json.dumps(numbers).encode())
         os._exit(0)
-    return os.read(reader, 100).decode()
+    return json.loads(os.read(reader, 100))
 
 print(json.dumps({
     "safe": safe, "loaded": [name in sys.modules for name in daemon.NEEDED],
@@ -75,7 +78,18 @@ def test_safe_to_fork() -> None:
     assert found["loaded"] == [True] * len(NEEDED)
     assert found["others"] == [False] * 4
     assert found["sockets"] == []
-    assert len(set(found["drawn"])) == 2
+    (first,), (second,) = found["drawn"]
+    assert first != second
+
+
+def test_pytorch_is_safe_to_fork() -> None:
+    """It starts no thread when it is imported, and two workers draw different numbers by it."""
+    pytest.importorskip("torch")
+    found: dict[str, Any] = json.loads(run(_LOADED, **{PRELOADED: "torch"}))
+    assert found["safe"]
+    assert found["others"] == [False, True, False, False]
+    first, second = found["drawn"]
+    assert all(one != other for one, other in zip(first, second, strict=True))
 
 
 def test_unsafe_to_fork() -> None:
