@@ -34,6 +34,7 @@ _POLL_S = 0.1
 _START_S = 600.0
 _LOOPBACK = "lo"
 _TURN_S = 0.05
+_CACHES = ("PYTHONPYCACHEPREFIX", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
 
 
 class Contender(NamedTuple):
@@ -85,7 +86,7 @@ class Contender(NamedTuple):
 
 _DDP = ("ddp.py",)
 _OURS = ("downpour-sgd", "pyspark")
-_LOCAL_STEPS = ("--strategy", "local_sgd:h=25")
+_LOCAL_STEPS = ("--tau", "25")
 """For a slow link: as many local steps as torchft's program takes."""
 _NO_BOUND = ("--staleness", "inf")
 """For a slow worker: under a bound all others would have its pace."""
@@ -99,7 +100,12 @@ CONTENDERS = {
         on_slow=_NO_BOUND,
     ),
     "downpour train": Contender(
-        "downpour_caffe.py", _OURS, Kind.SPARK, on_link=_LOCAL_STEPS, works=("lenet",)
+        "downpour_caffe.py",
+        _OURS,
+        Kind.SPARK,
+        on_link=_LOCAL_STEPS,
+        on_slow=_NO_BOUND,
+        works=("lenet",),
     ),
     "plain PyTorch": Contender("plain.py", ("torch",), workers=1),
     "PyTorch DDP": Contender("ddp.py", ("torch",), Kind.TORCHRUN),
@@ -320,13 +326,14 @@ class Run:
 def make_environment(contender: Contender, caches: Path | None) -> dict[str, str]:
     """The variables with which Spark has the contender's Python, and every process this folder.
 
-    `caches`: where bytecode and compiled loops are looked for, if not beside their files.
+    `caches`: where bytecode, compiled loops and Spark's classes are looked for, if not beside their
+    files and in the user's cache.
     """
     python = str(contender.python)
     pythons = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
-    spark = spark_environment({**os.environ, **pythons})
+    spark = {"JAVA_HOME": spark_environment()["JAVA_HOME"], **pythons}
     folders = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    names = ("PYTHONPYCACHEPREFIX", "NUMBA_CACHE_DIR") if caches is not None else ()
+    names = _CACHES if caches is not None else ()
     own = {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
     return {**os.environ, **spark, **own, **dict.fromkeys(names, str(caches))}
 

@@ -16,7 +16,6 @@ from tests.bench.endtoend.programs.task import Task, read_task, write_line
 _MNIST = Path(__file__).parents[4] / "deploy" / "demo" / "mnist"
 _TESTED_AT_ONCE, _TESTED = 100, 10_000
 _POLL_S = 0.1
-STRATEGY = "downpour:scale=1"
 
 
 def write_solver(task: Task, folder: Path) -> Path:
@@ -31,7 +30,7 @@ def write_solver(task: Task, folder: Path) -> Path:
         f'net: "{net_path}"\ntest_iter: {_TESTED // _TESTED_AT_ONCE}\n'
         f"test_interval: {interval}\ntest_initialization: false\n"
         f"max_iter: 100000\ndisplay: 100\nrandom_seed: {task.seed}\n"
-        f'type: "SGD"\nbase_lr: {task.rate}\nmomentum: {task.momentum}\nlr_policy: "fixed"\n'
+        f'type: "SGD"\nbase_lr: {task.rate}\nlr_policy: "fixed"\n'
     )
     return solver_path
 
@@ -47,8 +46,9 @@ def read_tests(path: Path) -> list[tuple[float, float]]:
 def main() -> None:
     task = read_task()
     parser = argparse.ArgumentParser()
-    parser.add_argument("--strategy", default=STRATEGY)
-    strategy = parser.parse_known_args()[0].strategy
+    parser.add_argument("--tau", type=int, default=4, help="steps between two exchanges")
+    parser.add_argument("--staleness")
+    given = parser.parse_known_args()[0]
     folder = Path(task.record).parent
     solver = write_solver(task, folder)
     options = {
@@ -56,9 +56,11 @@ def main() -> None:
         "--out": folder / "run",
         "--workers": task.workers,
         "--shards-in": "processes",
-        "--strategy": strategy,
+        "--strategy": f"eamsgd:tau={given.tau},momentum={task.momentum}",
         "--until": f"accuracy>={task.target}",
     }
+    if given.staleness is not None:
+        options["--staleness"] = given.staleness
     if task.cluster:
         # Places share their files, and a Unix socket would lead past the line.
         options |= {"--spark": task.cluster, "--bind": "0.0.0.0", "--transport": "tcp"}

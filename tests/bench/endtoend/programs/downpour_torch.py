@@ -10,14 +10,11 @@ import torch
 from pyspark.sql import SparkSession
 
 import deploy
-import ps
 import worker
 import worker.torch
 from tests.bench.endtoend.programs.quick_spark import QUICK_SPARK
 from tests.bench.endtoend.programs.task import Task, read_task
 from tests.bench.endtoend.programs.torch_nets import Record, Worker, make_net
-
-STRATEGY = "downpour:scale=1"
 
 
 def train(task: Task, ctx: worker.Context) -> None:
@@ -38,7 +35,7 @@ def train(task: Task, ctx: worker.Context) -> None:
 def main() -> None:
     task = read_task()
     parser = argparse.ArgumentParser()
-    parser.add_argument("--strategy", default=STRATEGY)
+    parser.add_argument("--tau", type=int, default=4, help="steps between two exchanges")
     parser.add_argument("--staleness", default="usual")
     options, _ = parser.parse_known_args()
     os.environ |= deploy.spark_environment()
@@ -54,11 +51,12 @@ def main() -> None:
         return {"reached": float(record.test(model))}
 
     worker.run(
-        df.repartition(task.workers),
+        df,
         train,
         task,
-        params=worker.torch.params(model, rule=ps.Momentum(task.momentum), rate=task.rate),
-        strategy=options.strategy,
+        workers=task.workers,
+        params=worker.torch.params(model, rate=task.rate),
+        strategy=f"eamsgd:tau={options.tau},momentum={task.momentum}",
         staleness=options.staleness,
         evaluate=worker.Evaluate(
             measure,
