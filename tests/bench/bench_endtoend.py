@@ -13,11 +13,13 @@ the loopback device, so nothing else should use it, or of the slow lines.
 
 Conditions: `quiet`; `slow worker`, which has a quarter of the others' pace; `slow link`, where
 every process is at a place of its own, 100 ms from any other, with a line of 100 Mbit/s (needs
-root); `kills`, of a random worker every 20 s; `cold`, without bytecode and numba's cache.
+root); `kills`, of a random worker every 20 s; `cold`, without bytecode, numba's cache and what
+`downpour prepare` has written, which else our programs read.
 
 Every run is saved as it ends, in runs/bench/endtoend/, and the same command resumes from there;
-`--again` forgets. The rates are in endtoend/rates.json. `--search` replaces them by the best of
-three, each with momentum 0 and 0.9, for every contender, on a seed that no measurement uses.
+`--again` forgets, and `--saved` shows those alone, whatever their limits. The rates are in
+endtoend/rates.json. `--search` replaces them by the best of three, each with momentum 0 and 0.9,
+for every contender, on a seed that no measurement uses.
 """
 
 import argparse
@@ -66,11 +68,13 @@ class Contest(NamedTuple):
     versions: Mapping[str, str]
     limit_s: float
     again: bool
+    saved: bool
 
     def run(self, condition: str, name: str, trial: Trial, limit_s: float) -> Outcome:
         """The outcome of a trial: the saved one, or that of a run."""
         results, label = Results(condition, self.versions), f"{name}, seed {trial.seed}"
-        outcome = None if self.again else results.read(name, trial, limit_s)
+        asked_s = None if self.saved else limit_s
+        outcome = None if self.again else results.read(name, trial, asked_s)
         if outcome is None:
             try:
                 outcome = run_trial(self.contenders[name], trial, limit_s)
@@ -83,8 +87,8 @@ class Contest(NamedTuple):
         return outcome
 
     def is_saved(self, condition: str, name: str, trial: Trial) -> bool:
-        results = Results(condition, self.versions)
-        return not self.again and results.read(name, trial, self.limit_s) is not None
+        results, limit_s = Results(condition, self.versions), None if self.saved else self.limit_s
+        return not self.again and results.read(name, trial, limit_s) is not None
 
 
 def print_outcome(label: str, outcome: Outcome) -> None:
@@ -215,7 +219,11 @@ def print_plan(runs: int, saved: int, limit_s: float) -> None:
 def measure(contest: Contest, conditions: Mapping[str, Trial], seeds: Sequence[int]) -> None:
     """Run every condition, and print and keep what came of it."""
     trials = {
-        condition: list(list_trials(contest, condition, trial, seeds))
+        condition: [
+            run
+            for run in list_trials(contest, condition, trial, seeds)
+            if not contest.saved or contest.is_saved(condition, *run)
+        ]
         for condition, trial in conditions.items()
     }
     plan = [(condition, *run) for condition, runs in trials.items() for run in runs]
@@ -251,6 +259,7 @@ def read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--limit-s", type=float, default=600.0, help="of one run")
     parser.add_argument("--again", action="store_true", help="repeat the runs that are saved")
+    parser.add_argument("--saved", action="store_true", help="show what is saved, and run nothing")
     parser.add_argument("--search", action="store_true")
     parser.add_argument("--quick", action="store_true")
     return parser.parse_args(arguments)
@@ -278,6 +287,7 @@ def main(arguments: list[str] | None = None) -> None:
         {name: versions for name, (_, versions) in able.items()},
         given.limit_s,
         given.again or given.quick,
+        given.saved,
     )
     if given.search:
         print_plan(len(able) * len(conditions) * len(RATES) * len(MOMENTA), 0, given.limit_s)

@@ -214,6 +214,7 @@ def test_a_saved_run_belongs_to_its_trial(here: Path) -> None:
     results.write("a", TRIAL, 60.0, make_outcome(None))
     assert results.read("a", TRIAL, 60.0) == make_outcome(None)
     assert results.read("a", TRIAL, 90.0) is None
+    assert results.read("a", TRIAL, None) == make_outcome(None)
     assert results.read("a", TRIAL._replace(rate=0.07), 60.0) is None
     assert Results("quiet", {"a": "numpy 2"}).read("a", TRIAL, 60.0) is None
     assert Results("cold", {"a": "numpy 1"}).read("a", TRIAL, 60.0) is None

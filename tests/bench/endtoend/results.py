@@ -22,12 +22,13 @@ class Results:
         self._folder = FOLDER / "endtoend" / condition.replace(" ", "-")
         self._versions = versions
 
-    def read(self, name: str, trial: Trial, limit_s: float) -> Outcome | None:
-        """The outcome of this very trial with this limit and these versions."""
+    def read(self, name: str, trial: Trial, limit_s: float | None) -> Outcome | None:
+        """The outcome of this very trial with this limit (None: with any) and these versions."""
         path = self._path(name, trial)
         if not path.exists():
             return None
         content = json.loads(path.read_text())
+        limit_s = content["of"]["limit_s"] if limit_s is None else limit_s
         if content["of"] != self._describe(name, trial, limit_s):
             return None
         outcome = Outcome(**content["outcome"])
