@@ -26,6 +26,8 @@ import msgspec
 from deploy.clusters.class_archive import archive_options, cache_folder
 from ps.whole_files import whole_file
 from shards.errors import BadInput
+from worker.spark import head_start
+from worker.spark.daemon import PRELOADED
 from worker.spark.settings import preload, pythons
 
 OLDEST = 17
@@ -66,12 +68,18 @@ def spark_settings(*modules: str, environ: Mapping[str, str] | None = None) -> d
 
     `SparkSession.builder.config(map=spark_settings("torch"))` has Spark fork each worker from a
     process that has loaded PyArrow, this project and `modules`, where the worker would load them
-    itself. Name modules that start no thread when they are imported; if one does, a line says so,
+    itself. The process begins at this call, so that it is ready when a local Spark is; it ends with
+    Spark. Name modules that start no thread when they are imported; if one does, a line says so,
     and the workers load all of `modules` themselves. On a cluster the Python of the executors needs
     this project installed. The settings are empty if `environ` (default: this process's) names
     another Python than this one in PYSPARK_PYTHON. They take effect only in a session that is new.
     """
-    return preload(os.environ if environ is None else environ, modules)
+    environ = os.environ if environ is None else environ
+    settings = preload(environ, modules)
+    if settings:
+        address = head_start.start({**environ, PRELOADED: " ".join(modules)})
+        settings[f"spark.executorEnv.{head_start.AHEAD}"] = address
+    return settings
 
 
 def _java_home(environ: Mapping[str, str]) -> Path:

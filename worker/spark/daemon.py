@@ -12,6 +12,8 @@ import sys
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
+from worker.spark.head_start import AHEAD, hand_over
+
 PRELOADED = "DOWNPOUR_PRELOADED"
 """The variable with the names of further modules, which Python workers start with."""
 NEEDED = ("pyspark.worker", "numpy.random", "pyarrow.compute", "worker.spark.worker_task")
@@ -40,6 +42,9 @@ def load() -> bool:
 
 def main() -> None:
     """Serve Spark, as `pyspark.daemon` does."""
+    address = os.environ.pop(AHEAD, "")
+    if address and hand_over(address):
+        return
     if not load():
         module = "pyspark.daemon"
         if modules := os.environ.pop(PRELOADED, ""):

@@ -4,12 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 import deploy
+from tests.support.eventually import eventually
+from worker.spark import head_start
 from worker.spark import settings as spark_settings
 from worker.spark.daemon import NEEDED, PRELOADED
 
@@ -63,10 +67,21 @@ daemon.main()
 """
 
 
-def run(program: str, **variables: str) -> str:
+BUSY = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+
+
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a test's sockets; the path of a socket is short."""
+    with TemporaryDirectory(prefix="ahead-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def run(program: str, *arguments: str, **variables: str) -> str:
     """The output of a Python program, with the environment of an embedded session."""
     environ = os.environ | spark_settings.ONE_THREAD | variables
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", program, *arguments]
     return subprocess.check_output(command, env=environ, stdin=subprocess.DEVNULL, text=True)
 
 
@@ -101,9 +116,7 @@ def test_modules_of_the_user(tmp_path: Path) -> None:
     """They are loaded where that leaves one thread; else it starts again without them. One that
     cannot be imported, or that raises, is left to the worker."""
     (tmp_path / "calm.py").write_text("print('of a module')\nraise RuntimeError")
-    (tmp_path / "busy.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
+    (tmp_path / "busy.py").write_text(BUSY)
     path = os.pathsep.join([str(tmp_path), *sys.path])
     calm = run(
         _OF_THE_USER.replace("daemon.main()", ""),
@@ -118,34 +131,96 @@ def test_modules_of_the_user(tmp_path: Path) -> None:
     ]
 
 
-def test_workers_of_a_session_are_forked_with_modules() -> None:
-    """The settings reach the process that Spark forks workers from, on a session of the user's."""
-    program = """
+_SESSION = """
 import os, sys
 import deploy
 from pyspark.sql import SparkSession
+from worker.spark import head_start
 
 os.environ |= deploy.spark_environment()
-settings = deploy.spark_settings("colorsys") | {"spark.ui.enabled": "false"}
+settings = deploy.spark_settings("colorsys", *sys.argv[1:]) | {"spark.ui.enabled": "false"}
+settings |= {"spark.executorEnv.MINE": "1"}
 spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
 
 def look(_):
-    import sys
-    yield [name in sys.modules for name in ("colorsys", "worker.spark.worker_task", "wave")]
+    import os, sys
+    loaded = [name in sys.modules for name in ("colorsys", "worker.spark.worker_task", "wave")]
+    seed = os.environ["PYTHONHASHSEED"], sys.flags.hash_randomization
+    yield loaded, os.environ["MINE"], seed, head_start.AHEAD in os.environ, os.getppid()
 
-print(spark.sparkContext.parallelize([0], 1).mapPartitions(look).collect())
+(*seen, parent), = spark.sparkContext.parallelize([0], 1).mapPartitions(look).collect()
+print(*seen, parent == head_start._STARTED[0].pid, parent)
 """
-    assert run(program) == "[[True, True, False]]\n"
+
+
+def is_over(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_workers_of_a_session_are_forked_with_modules(temporary: Path) -> None:
+    """From the process that was started ahead, with what Spark gives its workers; it ends with the
+    session, and leaves no file."""
+    output, _, pid = run(_SESSION).strip().rpartition(" ")
+    assert output == "[True, True, False] 1 ('0', 0) False True"
+    eventually(lambda: is_over(int(pid)), because="its daemon ends with a session")
+    assert not list(temporary.glob("downpour-ahead-*"))
+
+
+def test_a_session_does_without_a_head_start(tmp_path: Path, temporary: Path) -> None:
+    """One that has a thread is not forked: Spark's daemon serves, and loads no module ahead."""
+    (tmp_path / "busy.py").write_text(BUSY)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    output = run(_SESSION, "busy", PYTHONPATH=path)
+    assert output.startswith("[False, True, False] 1 ('0', 0) False False")
+    assert not list(temporary.glob("downpour-ahead-*"))
+
+
+def test_a_head_start_that_nobody_claims_ends_with_its_driver(temporary: Path) -> None:
+    program = """
+import deploy
+from worker.spark import head_start
+
+deploy.spark_settings()
+print(head_start._STARTED[0].pid)
+"""
+    pid = int(run(program))
+    eventually(lambda: is_over(pid), because="it ends with the driver")
+    assert not list(temporary.glob("downpour-ahead-*"))
+
+
+def test_nobody_there() -> None:
+    assert not head_start.hand_over("/nowhere/socket")
+
+
+def test_a_daemon_at_another_place_is_refused(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers would have the network and the limits of the driver."""
+    address = head_start.start(os.environ)
+    eventually(Path(address).exists, because="it listens before it loads")
+    monkeypatch.setattr(head_start, "describe_place", lambda: ["net:[1]"])
+    assert not head_start.hand_over(address)
+    assert head_start._STARTED[-1].wait(60) == 0
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.parametrize(("python", "loads"), [(sys.executable, True), ("/other/python", False)])
-def test_only_for_this_python(python: str, loads: bool) -> None:
+def test_only_for_this_python(python: str, loads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another Python may have none of this project's code."""
+    begun: list[str] = []
+
+    def start(environ: dict[str, str]) -> str:
+        begun.append(environ[PRELOADED])
+        return "/s"
+
+    monkeypatch.setattr(head_start, "start", start)
     settings = deploy.spark_settings("torch", "x", environ={"PYSPARK_PYTHON": python})
+    assert begun == ["torch x"] * loads
     assert settings == (
         {
             "spark.python.daemon.module": "worker.spark.daemon",
             "spark.executorEnv.DOWNPOUR_PRELOADED": "torch x",
+            "spark.executorEnv.DOWNPOUR_AHEAD": "/s",
         }
         if loads
         else {}
