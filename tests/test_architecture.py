@@ -22,6 +22,7 @@ SPARK = {
         "failures",
         "frames",
         "preflight",
+        "rehearsal",
         "session",
         "streams",
         "tasks",

@@ -12,7 +12,7 @@ import sys
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
-from worker.spark.head_start import AHEAD, hand_over
+from worker.spark.head_start import AHEAD, OPTION, await_daemon, hand_over
 
 PRELOADED = "DOWNPOUR_PRELOADED"
 """The variable with the names of further modules, which Python workers start with."""
@@ -41,11 +41,13 @@ def load() -> bool:
 
 
 def main() -> None:
-    """Serve Spark, as `pyspark.daemon` does."""
-    address = os.environ.pop(AHEAD, "")
-    if address and hand_over(address):
+    """Serve Spark, as `pyspark.daemon` does; after a head start, when Spark's own daemon comes."""
+    if sys.argv[1:2] == [OPTION]:
+        if not await_daemon(Path(sys.argv[2]), load):
+            return
+    elif (address := os.environ.pop(AHEAD, "")) and hand_over(address):
         return
-    if not load():
+    elif not load():
         module = "pyspark.daemon"
         if modules := os.environ.pop(PRELOADED, ""):
             module = "worker.spark.daemon"

@@ -7,8 +7,8 @@
 
 So the seconds of the imports are those in which Java is busy. Without this process, or where it has
 more than one thread, the daemon loads them itself. The process ends with the driver, or after
-`_UNCLAIMED_S` seconds, if no daemon comes. Only the standard library is imported at the top, for
-another Python may run this file.
+`_UNCLAIMED_S` seconds, if no daemon comes. Only the standard library is imported, for another
+Python may run this file.
 """
 
 import json
@@ -18,12 +18,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 AHEAD = "DOWNPOUR_AHEAD"
 """The variable with the socket of such a process."""
+OPTION = "--ahead"
+"""What worker.spark.daemon is started with to be such a process, before the socket."""
 _UNCLAIMED_S = 120.0
 _STARTED: list["subprocess.Popen[bytes]"] = []
 """An object that goes would warn that its process still runs."""
@@ -37,7 +39,7 @@ def start(environ: Mapping[str, str]) -> str:
     address = Path(tempfile.mkdtemp(prefix="downpour-ahead-")) / "socket"
     as_spark_does = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "worker.spark.head_start", str(address)],
+        [sys.executable, "-m", "worker.spark.daemon", OPTION, str(address)],
         env=as_spark_does | dict(environ),
         stdin=subprocess.PIPE,  # it is closed when this process ends
         stdout=subprocess.DEVNULL,
@@ -75,18 +77,20 @@ def describe_place() -> list[str]:
 
     An executor in a container may share files with the driver, but neither network nor limits.
     """
-    namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "net", "pid", "user")]
-    return [*namespaces, Path("/proc/self/cgroup").read_text()]
+    own = Path("/proc/self")
+    namespaces = [str((own / "ns" / name).readlink()) for name in ("mnt", "net", "pid", "user")]
+    return [*namespaces, (own / "cgroup").read_text()]
 
 
-def main() -> None:
-    """Load, wait for a daemon of Spark, and be that daemon."""
-    address = Path(sys.argv[1])
+def await_daemon(address: Path, load: Callable[[], bool]) -> bool:
+    """Load, wait for a daemon of Spark at the socket, and take its files and variables.
+
+    Returns False if this process is not to serve in its place. `load` returns whether it is safe to
+    fork after that.
+    """
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(address))
         listener.listen(1)  # before the imports, so that a daemon that comes early waits
-        from worker.spark.daemon import load
-
         safe = load()
         asked = listener.fileno()
         ready, _, _ = select.select([asked, 0], [], [], _UNCLAIMED_S)
@@ -94,12 +98,12 @@ def main() -> None:
     address.unlink()
     address.parent.rmdir()
     if line is None or not safe:
-        return
+        return False
     _, files, _, _ = socket.recv_fds(line, 1, 3)
     with line.makefile("rb") as sent:
         request = json.load(sent)
     if request["place"] != describe_place():
-        return
+        return False
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -111,10 +115,4 @@ def main() -> None:
     sys.path[1:1] = [folder for folder in folders if folder and folder not in sys.path]
     os.register_at_fork(after_in_child=line.close)
     line.send(b"s")
-    from pyspark.daemon import manager
-
-    manager()
-
-
-if __name__ == "__main__":
-    main()
+    return True
