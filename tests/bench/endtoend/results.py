@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.bench.endtoend.contest import Contender, Outcome, Trial
 from tests.bench.report import FOLDER
 
+_COLUMNS, _MOST_WRONG = 3, 15.0
 Rounds = Mapping[str, Sequence[Outcome]]
 """The outcomes of each contender, in the order of the seeds."""
 
@@ -120,9 +121,14 @@ def draw(results: Mapping[str, Rounds], target: float, path: Path) -> None:
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(name for rounds in results.values() for name in rounds))
-    figure = Figure(figsize=(4.2 * len(results) + 2, 3.8), layout="constrained")
-    panels = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
-    for panel, (condition, rounds) in zip(panels, results.items(), strict=True):
+    rows = -(-len(results) // _COLUMNS)
+    figure = Figure(figsize=(4.0 * min(len(results), _COLUMNS) + 2.2, 3.4 * rows))
+    figure.set_layout_engine("constrained")
+    grid = figure.subplots(rows, min(len(results), _COLUMNS), squeeze=False, sharey=True)
+    panels = list(grid.flat)
+    for empty in panels[len(results) :]:
+        empty.remove()
+    for panel, (condition, rounds) in zip(panels, results.items(), strict=False):
         for name, outcomes in rounds.items():
             colour = f"C{names.index(name) % 10}"
             for outcome in outcomes:
@@ -132,8 +138,10 @@ def draw(results: Mapping[str, Rounds], target: float, path: Path) -> None:
         panel.axhline(100 * (1 - target), color="grey", linewidth=0.8, linestyle="--")
         panel.set(title=condition, xlabel="seconds since the start", yscale="log")
         panel.set_xlim(left=0)
+        panel.set_ylim(top=_MOST_WRONG)  # one that diverges leaves the panel
     for number, name in enumerate(names):
-        panels[-1].plot([], [], color=f"C{number % 10}", label=name)
-    panels[0].set_ylabel("wrong, % (or 100 - AUC)")
+        panels[0].plot([], [], color=f"C{number % 10}", label=name)
+    for row in grid:
+        row[0].set_ylabel("wrong, % (or 100 - AUC)")
     figure.legend(loc="outside right center", fontsize=7)
     figure.savefig(path, dpi=130)
