@@ -101,6 +101,7 @@ def test_java_that_writes_no_archive(tmp_path: Path, environ: dict[str, str]) ->
     assert list(class_archive.cache_folder(environ).iterdir()) == []
 
 
+@pytest.mark.timeout(600)  # Java writes 20,000 classes, on one core
 def test_spark_reads_its_classes_from_the_archive(
     tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
