@@ -1,13 +1,12 @@
 """The classes of Spark in a file that Java maps into memory, so that Spark is up sooner.
 
-Half of the CPU time of a start of Spark is Java's, which reads some 20,000 classes from jars and
+Much of the CPU time of a start of Spark is Java's, which reads thousands of classes from jars and
 verifies them. `write_archive` has a JVM write them as it has them in memory, once for a Java and a
 Spark; `archive_options` names the file for later JVMs. Java checks that the file is of this Java
 and of these jars, and does without it if not. It does not check that the file is whole, and ends by
 SIGBUS if it is not: so its size is in its name, which it gets when it is complete.
 """
 
-import hashlib
 import os
 import shlex
 import subprocess
@@ -17,6 +16,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from deploy.clusters.user_cache import cache_folder, make_digest, report_unwritable
 from ps.whole_files import Flush, whole_file
 from shards.errors import BadInput, GiveUp
 
@@ -32,11 +32,11 @@ def archive_options(java_home: str, environ: Mapping[str, str]) -> dict[str, str
     It keeps the options that `environ` has there.
     """
     archive = find_archive(java_home, environ)
-    given = environ.get(OPTIONS, "")
-    if archive is None or f"SharedArchiveFile={archive}" in given:
+    options = environ.get(OPTIONS, "")
+    if archive is None or f"SharedArchiveFile={archive}" in options:
         return {}
-    option = f'"-XX:SharedArchiveFile={archive}"'  # a folder's name may have a space in it
-    return {OPTIONS: " ".join(filter(None, [_QUIET, option, given]))}
+    named = f'"-XX:SharedArchiveFile={archive}"'  # a folder's name may have a space in it
+    return {OPTIONS: " ".join(filter(None, [_QUIET, named, options]))}
 
 
 def find_archive(java_home: str, environ: Mapping[str, str]) -> Path | None:
@@ -49,13 +49,14 @@ def find_archive(java_home: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def write_archive(java_home: str, environ: Mapping[str, str]) -> Path:
-    """Write the archive of this Java and the Spark of this Python; it takes half a minute.
+    """Write the archive of this Java and the Spark of this Python; it takes less than a minute.
 
     It replaces an earlier one. `environ` are the variables of the process that runs Spark. Raises
     BadInput if its folder cannot be written, GiveUp if Java writes no archive.
     """
     folder, identity = cache_folder(environ), _identify(java_home)
-    try:
+    hint = "set XDG_CACHE_HOME to a folder of yours with 200 MB free"
+    with report_unwritable(f"the archive of Spark's classes in {folder}", hint):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         complete = folder / f"{identity}.jsa"
         earlier = list(folder.glob(f"{identity}-*.jsa"))
@@ -66,26 +67,7 @@ def write_archive(java_home: str, environ: Mapping[str, str]) -> Path:
         for path in earlier:
             if path != sized:
                 path.unlink(missing_ok=True)  # a JVM that has mapped it keeps its content
-    except OSError as error:
-        raise BadInput(
-            f"the archive of Spark's classes in {folder}",
-            expected="to write it",
-            got=error.strerror,
-            hint="set XDG_CACHE_HOME to a folder of yours with 200 MB free",
-        ) from None
     return sized
-
-
-def cache_folder(environ: Mapping[str, str]) -> Path:
-    """This user's folder for what can be made again; raises BadInput if the user has no home."""
-    try:
-        return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "downpour"
-    except RuntimeError:
-        raise BadInput(
-            "the cache folder",
-            expected="XDG_CACHE_HOME or HOME to be set",
-            got=f"neither, and no home of user {os.getuid()}",
-        ) from None
 
 
 def _rehearse(java_home: str, archive: Path, environ: Mapping[str, str]) -> None:
@@ -113,4 +95,4 @@ def _identify(java_home: str) -> str:
     assert spark is not None
     assert spark.origin is not None
     places = os.path.realpath(java_home), os.path.realpath(spark.origin)
-    return f"spark-classes-{hashlib.sha256(shlex.join(places).encode()).hexdigest()[:12]}"
+    return f"spark-classes-{make_digest(shlex.join(places))}"

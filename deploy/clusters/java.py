@@ -12,7 +12,6 @@ a runtime is therefore started by a launcher of two lines in the user's cache th
 request.
 """
 
-import hashlib
 import os
 import re
 import shutil
@@ -23,7 +22,8 @@ from shlex import quote
 
 import msgspec
 
-from deploy.clusters.class_archive import archive_options, cache_folder
+from deploy.clusters.class_archive import archive_options
+from deploy.clusters.user_cache import cache_folder, make_digest, report_unwritable
 from ps.whole_files import whole_file
 from shards.errors import BadInput
 from worker.spark import head_start
@@ -154,9 +154,10 @@ def _launcher_home(home: Path, environ: Mapping[str, str]) -> Path:
     atomically, so that processes that start at the same time never run half a launcher.
     """
     text = _LAUNCHER.format(module=_MODULE, java=quote(str(home / "bin" / "java")))
-    folder = cache_folder(environ) / f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    folder = cache_folder(environ) / f"java-{make_digest(text)}"
     launcher = folder / "bin" / "java"
-    try:
+    hint = "set XDG_CACHE_HOME to a folder of yours, or JAVA_HOME to a full Java 17"
+    with report_unwritable(f"Java launcher {launcher}", hint):
         if os.access(launcher, os.X_OK) and launcher.read_text() == text:
             return folder
         launcher.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -164,11 +165,4 @@ def _launcher_home(home: Path, environ: Mapping[str, str]) -> Path:
         with whole_file(launcher, contended=True) as partial:
             partial.write_text(text)
             partial.chmod(0o700)
-    except OSError as error:
-        raise BadInput(
-            f"Java launcher {launcher}",
-            expected="to write it",
-            got=error.strerror,
-            hint="set XDG_CACHE_HOME to a folder of yours, or JAVA_HOME to a full Java 17",
-        ) from None
     return folder

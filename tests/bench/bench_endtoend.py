@@ -72,23 +72,28 @@ class Contest(NamedTuple):
 
     def run(self, condition: str, name: str, trial: Trial, limit_s: float) -> Outcome:
         """The outcome of a trial: the saved one, or that of a run."""
-        results, label = Results(condition, self.versions), f"{name}, seed {trial.seed}"
-        asked_s = None if self.saved else limit_s
-        outcome = None if self.again else results.read(name, trial, asked_s)
+        label = f"{name}, seed {trial.seed}"
+        outcome = self.read(condition, name, trial, limit_s)
         if outcome is None:
             try:
                 outcome = run_trial(self.contenders[name], trial, limit_s)
             except OSError as error:
                 sys.exit(f"{condition}, {name}: {error}")
-            results.write(name, trial, limit_s, outcome)
+            Results(condition, self.versions).write(name, trial, limit_s, outcome)
             print_outcome(label, outcome)
         else:
             print_outcome(f"{label} (saved)", outcome)
         return outcome
 
+    def read(self, condition: str, name: str, trial: Trial, limit_s: float) -> Outcome | None:
+        """The saved outcome of a trial, unless it is to be run again."""
+        if self.again:
+            return None
+        results = Results(condition, self.versions)
+        return results.read(name, trial, None if self.saved else limit_s)
+
     def is_saved(self, condition: str, name: str, trial: Trial) -> bool:
-        results, limit_s = Results(condition, self.versions), None if self.saved else self.limit_s
-        return not self.again and results.read(name, trial, limit_s) is not None
+        return self.read(condition, name, trial, self.limit_s) is not None
 
 
 def print_outcome(label: str, outcome: Outcome) -> None:

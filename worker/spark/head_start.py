@@ -25,7 +25,7 @@ from pathlib import Path
 AHEAD = "DOWNPOUR_AHEAD"
 """The variable with the socket of such a process."""
 OPTION = "--ahead"
-"""What worker.spark.daemon is started with to be such a process, before the socket."""
+"""The argument before the socket with which worker.spark.daemon becomes such a process."""
 _UNCLAIMED_S = 120.0
 _STARTED: list["subprocess.Popen[bytes]"] = []
 """An object that goes would warn that its process still runs."""
@@ -77,9 +77,9 @@ def describe_place() -> list[str]:
 
     An executor in a container may share files with the driver, but neither network nor limits.
     """
-    own = Path("/proc/self")
-    namespaces = [str((own / "ns" / name).readlink()) for name in ("mnt", "net", "pid", "user")]
-    return [*namespaces, (own / "cgroup").read_text()]
+    facts = Path("/proc/self")
+    namespaces = [str((facts / "ns" / name).readlink()) for name in ("mnt", "net", "pid", "user")]
+    return [*namespaces, (facts / "cgroup").read_text()]
 
 
 def await_daemon(address: Path, load: Callable[[], bool]) -> bool:

@@ -4,20 +4,17 @@
 
 A JVM that was started with -XX:ArchiveClassesAtExit then writes the classes that it has loaded
 (deploy/clusters/class_archive.py). So the session has a page, as one of the user's has, here at a
-free port of loopback; and its JVM is not killed, for it writes as it ends.
+free port of loopback; and its JVM has long to end, for it writes as it ends.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyspark
 from pyspark.sql import SparkSession
 
 from ps.shared_memory.shm_files import temporary_folder
-from worker.spark import settings
 from worker.spark.frames import (
     deal,
     first_rows,
@@ -27,26 +24,28 @@ from worker.spark.frames import (
     write_frame,
 )
 from worker.spark.preflight import survey
+from worker.spark.session import embedded
 from worker.spark.tasks import NumberedTasks, run_tasks
 
 _TASKS, _ROWS = 2, 8
+_WRITES_S = 600.0
 
 
 def main() -> None:
-    with temporary_folder("rehearsal") as folder:
-        os.chdir(folder)  # Spark writes some files where it is started
-        home = Path(pyspark.__file__).parent
-        environ = settings.build_embedded_environment(folder, home, os.environ)
-        for name in settings.FOREIGN:
-            os.environ.pop(name, None)
-        os.environ |= environ
-        chosen: dict[str, Any] = dict(
-            settings.prepare_embedded_settings(f"local[{_TASKS}]", "rehearsal", _TASKS, folder)
-        )
-        chosen |= settings.preload(environ) | {"spark.ui.enabled": "true", "spark.ui.port": "0"}
-        session = SparkSession.builder.config(map=chosen).getOrCreate()
+    page = {"spark.ui.enabled": "true", "spark.ui.port": "0"}
+    with (
+        temporary_folder("rehearsal") as folder,
+        embedded(
+            f"local[{_TASKS}]",
+            _TASKS,
+            app="rehearsal",
+            env={},
+            folder=folder,
+            conf=page,
+            exit_s=_WRITES_S,
+        ) as session,
+    ):
         run_jobs(session, folder)
-        end_gently(session)
 
 
 def run_jobs(session: SparkSession, folder: Path) -> None:
@@ -65,15 +64,6 @@ def run_jobs(session: SparkSession, folder: Path) -> None:
     files = str(folder / "rows.parquet")
     write_frame(df, files, "parquet")
     survey(read_table(session, "parquet", files), df.columns)
-
-
-def end_gently(session: SparkSession) -> None:
-    """Stop a session, and let its JVM end by itself; returns when it has ended."""
-    gateway: Any = session.sparkContext._gateway
-    session.stop()
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait()
 
 
 def _report(batches: Iterator[pa.RecordBatch], *_: Any) -> Iterator[pa.RecordBatch]:

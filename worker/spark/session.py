@@ -83,11 +83,7 @@ def _session(
 ) -> AbstractContextManager[SparkSession]:
     master = spark_settings.parse_local_master(url, slots)
     if master:
-        settings = spark_settings.prepare_embedded_settings(master, app, slots, folder)
-        home = Path(pyspark.__file__).parent
-        env = spark_settings.build_embedded_environment(folder, home, os.environ) | dict(env)
-        settings |= spark_settings.preload(env)
-        return _classic(settings, env, folder, without=spark_settings.FOREIGN)
+        return embedded(master, slots, app=app, env=env, folder=folder)
     assert url is not None
     servers = spark_settings.addresses(url, os.environ)
     local_ip = (
@@ -103,6 +99,27 @@ def _session(
     return _ship_code(_classic(settings, env, folder, start_s=start_s))
 
 
+def embedded(
+    master: str,
+    slots: int,
+    *,
+    app: str,
+    env: Mapping[str, str],
+    folder: Path,
+    conf: Mapping[str, str] = MappingProxyType({}),
+    exit_s: float | None = None,
+) -> AbstractContextManager[SparkSession]:
+    """A session on a JVM of this machine, with all its files in `folder`.
+
+    `master` is local[N]. Its JVM has `exit_s` seconds to end by itself (None: as every session's).
+    """
+    settings = spark_settings.prepare_embedded_settings(master, app, slots, folder)
+    home = Path(pyspark.__file__).parent
+    env = spark_settings.build_embedded_environment(folder, home, os.environ) | dict(env)
+    settings |= spark_settings.preload(env) | dict(conf)
+    return _classic(settings, env, folder, without=spark_settings.FOREIGN, exit_s=exit_s)
+
+
 @contextmanager
 def _classic(
     settings: Mapping[str, str],
@@ -110,6 +127,7 @@ def _classic(
     folder: Path,
     without: Collection[str] = (),
     start_s: float = spark_settings.START_S,
+    exit_s: float | None = None,
 ) -> Iterator[SparkSession]:
     """A session on its own JVM, which ends with the session."""
     master, log = settings["spark.master"], folder / "spark.log"
@@ -130,7 +148,7 @@ def _classic(
         yield session
     finally:
         if SparkContext._gateway not in earlier:
-            _stop(SparkContext._gateway)
+            _stop(SparkContext._gateway, exit_s)
         SparkContext._gateway, SparkContext._jvm = earlier
 
 
@@ -325,10 +343,10 @@ def _without_stacks() -> Iterator[None]:
         root.removeFilter(of_others)
 
 
-def _stop(gateway: Any) -> None:
+def _stop(gateway: Any, exit_s: float | None = None) -> None:
     """End the session, then its JVM, which exits when its standard input closes.
 
-    It is killed after `_EXIT_S` seconds.
+    It is killed after `exit_s` seconds (None: `_EXIT_S`).
     """
     try:
         if session := SparkSession._instantiatedSession:
@@ -341,7 +359,7 @@ def _stop(gateway: Any) -> None:
         gateway.proc.stdin.close()
         try:
             with suppress(TimeoutExpired):
-                gateway.proc.wait(_EXIT_S)
+                gateway.proc.wait(_EXIT_S if exit_s is None else exit_s)
         finally:
             gateway.proc.kill()
             gateway.proc.wait()

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -10,8 +12,8 @@ import pytest
 from deploy.clusters import class_archive
 from deploy.clusters.class_archive import OPTIONS, archive_options, find_archive, write_archive
 from deploy.clusters.java import spark_environment
+from deploy.clusters.user_cache import cache_folder
 from shards.errors import BadInput, GiveUp
-from worker import spark
 
 JAVA = "/opt/java"
 Rehearse = Callable[[str, Path, Mapping[str, str]], None]
@@ -19,7 +21,7 @@ Rehearse = Callable[[str, Path, Mapping[str, str]], None]
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """The variables of a user whose cache is an empty folder, with a space in its name."""
+    """The variables of a user with an empty cache, in a folder with a space in its name."""
     return {"XDG_CACHE_HOME": str(tmp_path / "a cache")}
 
 
@@ -98,21 +100,30 @@ def test_java_that_writes_no_archive(tmp_path: Path, environ: dict[str, str]) ->
     java.chmod(0o755)
     with pytest.raises(GiveUp, match=f"the Java in {java.parents[1]} wrote no archive"):
         write_archive(str(java.parents[1]), os.environ | environ)
-    assert list(class_archive.cache_folder(environ).iterdir()) == []
+    assert list(cache_folder(environ).iterdir()) == []
 
 
-@pytest.mark.timeout(600)  # Java writes 20,000 classes, on one core
-def test_spark_reads_its_classes_from_the_archive(
-    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Most of what a session loads comes from a real archive."""
+_SESSION = """
+from deploy.clusters.java import spark_environment
+from worker import spark
+
+with spark.start_session(None, 1, app="archived", env=spark_environment()) as session:
+    print(session.range(3).count())
+"""
+
+
+@pytest.mark.timeout(600)  # Java writes thousands of classes, on one core
+def test_spark_reads_its_classes_from_the_archive(tmp_path: Path, environ: dict[str, str]) -> None:
+    """Most of what a session loads comes from a real archive.
+
+    The session has a process of its own, for this one may have another test's.
+    """
     real = spark_environment(os.environ | environ)
     write_archive(real["JAVA_HOME"], os.environ | real | environ)
     loaded = tmp_path / "loaded"
-    monkeypatch.setenv("XDG_CACHE_HOME", environ["XDG_CACHE_HOME"])
-    monkeypatch.setenv(OPTIONS, f"-Xlog:class+load:file={loaded}")
-    with spark.start_session(None, 1, app="archived", env=spark_environment()) as session:
-        assert session.range(3).count() == 3
+    log = {OPTIONS: f"-Xlog:class+load:file={loaded}"}
+    command = [sys.executable, "-c", _SESSION]
+    assert subprocess.check_output(command, env=os.environ | environ | log, text=True) == "3\n"
     sources = re.findall(r"\] \S+ source: (.+)", loaded.read_text())
     archived = sum("(top)" in source for source in sources)
     assert archived > 0.6 * len(sources), f"{archived} of {len(sources)}"
