@@ -66,13 +66,14 @@ def spark_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
 def spark_settings(*modules: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The settings with which the Python workers of a Spark session start sooner.
 
-    `SparkSession.builder.config(map=spark_settings("torch"))` has Spark fork each worker from a
-    process that has loaded PyArrow, this project and `modules`, where the worker would load them
-    itself. The process begins at this call, so that it is ready when a local Spark is; it ends with
-    Spark. Name modules that start no thread when they are imported; if one does, a line says so,
-    and the workers load all of `modules` themselves. On a cluster the Python of the executors needs
-    this project installed. The settings are empty if `environ` (default: this process's) names
-    another Python than this one in PYSPARK_PYTHON. They take effect only in a session that is new.
+    `SparkSession.builder.config(map=spark_settings("torch", "worker.torch"))` has Spark fork each
+    worker from a process that has loaded PyArrow, Pandas, this project's loops and `modules`, where
+    the worker would load them itself. The process begins at this call, so that it is ready when a
+    local Spark is; it ends with Spark. Name modules that start no thread when they are imported; if
+    one does, a line says so, and the workers load all of `modules` themselves. On a cluster the
+    Python of the executors needs this project installed. The settings are empty if `environ`
+    (default: this process's) names another Python than this one in PYSPARK_PYTHON. They take effect
+    only in a session that is new.
     """
     environ = os.environ if environ is None else environ
     settings = preload(environ, modules)

@@ -62,7 +62,7 @@ from worker.job.training_job import Job
 from worker.tfrecord.partitions import partition_of
 from worker.training.context import FunctionTask, Train
 from worker.training.evaluation import Evaluation, EvaluationPlan
-from worker.training.model import Batch
+from worker.training.own_loop import TableModel
 from worker.training.training_loop import Plan
 
 Floats = NDArray[np.float32]
@@ -310,23 +310,6 @@ def first_values(tables: ps.Tables) -> Floats:
     for name, dense in tables.dense.items():
         views.write(name, dense.start, arena)
     return arena
-
-
-class TableModel:
-    """A table as a model, for workers that run a function: it has no gradient of its own."""
-
-    def __init__(self, table: DenseTable) -> None:
-        self.table = table
-
-    def initial(self, seed: int) -> Floats:
-        """An arena of zeros: a run gives the first values itself."""
-        return self.table.empty()
-
-    def gradient(
-        self, weights: Floats, batch: Batch, out: Floats, *, step: int, seed: int
-    ) -> float:
-        """Never called: the function computes gradients."""
-        raise NotImplementedError("the function of the run computes gradients")
 
 
 def function_job(

@@ -6,6 +6,7 @@ after its imports starts again, at first without the modules that were named, th
 daemon. Only the standard library is imported at the top, for another Python may run this file.
 """
 
+import gc
 import importlib
 import os
 import sys
@@ -16,7 +17,8 @@ from worker.spark.head_start import AHEAD, OPTION, await_daemon, hand_over
 
 PRELOADED = "DOWNPOUR_PRELOADED"
 """The variable with the names of further modules, which Python workers start with."""
-NEEDED = ("pyspark.worker", "numpy.random", "pyarrow.compute", "worker.spark.worker_task")
+NEEDED = ("pyspark.worker", "numpy.random", "pyarrow.compute", "pandas", "worker.spark.worker_task")
+"""What every worker imports: PyArrow loads Pandas, where it is installed, to convert any array."""
 # PyArrow starts a thread of the allocator that it does not use.
 _ONE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -36,6 +38,7 @@ def load() -> bool:
         os.register_at_fork(after_in_child=numpy.random.seed)
     if torch := sys.modules.get("torch"):
         os.register_at_fork(after_in_child=torch.default_generator.seed)
+    gc.freeze()  # Spark has each worker collect garbage, which would copy all pages of the above
     threads = Path("/proc/self/task")
     return threads.is_dir() and len(list(threads.iterdir())) == 1
 

@@ -26,7 +26,7 @@ from shards import argument_checks
 from shards.errors import BadInput
 from shards.plurals import format_count
 from shards.rules import Decay
-from shards.tables import Layout
+from shards.tables import DenseTable, Layout
 from worker.strategies import Strategy, strategy_of
 from worker.strategies.base import USUAL
 from worker.training.model import Batch, check_loss
@@ -249,6 +249,23 @@ def _write_option(value: object) -> str:
     if isinstance(value, Mapping):
         return "+".join(f"{worker}/{speed:g}" for worker, speed in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class TableModel:
+    """A table as a model, for workers that run a function: it has no gradient of its own."""
+
+    def __init__(self, table: DenseTable) -> None:
+        self.table = table
+
+    def initial(self, seed: int) -> Floats:
+        """An arena of zeros: a run gives the first values itself."""
+        return self.table.empty()
+
+    def gradient(
+        self, weights: Floats, batch: Batch, out: Floats, *, step: int, seed: int
+    ) -> float:
+        """Never called: the function computes gradients."""
+        raise NotImplementedError("the function of the run computes gradients")
 
 
 class FunctionModel:

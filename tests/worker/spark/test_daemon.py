@@ -18,7 +18,7 @@ from worker.spark import settings as spark_settings
 from worker.spark.daemon import NEEDED, PRELOADED
 
 _LOADED = """
-import json, os, sys
+import gc, json, os, sys
 from pathlib import Path
 from worker.spark import daemon
 
@@ -38,7 +38,8 @@ def draw():
 
 print(json.dumps({
     "safe": safe, "loaded": [name in sys.modules for name in daemon.NEEDED],
-    "others": [name in sys.modules for name in ("ray", "torch", "jax", "pandas")],
+    "others": [name in sys.modules for name in ("ray", "torch", "jax")],
+    "frozen": gc.get_freeze_count(),
     "sockets": [link for link in links if link.startswith("socket")],
     "drawn": [draw() for _ in range(2)],
 }))
@@ -91,7 +92,8 @@ def test_safe_to_fork() -> None:
     found: dict[str, Any] = json.loads(run(_LOADED))
     assert found["safe"]
     assert found["loaded"] == [True] * len(NEEDED)
-    assert found["others"] == [False] * 4
+    assert found["others"] == [False] * 3
+    assert found["frozen"] > 50_000
     assert found["sockets"] == []
     (first,), (second,) = found["drawn"]
     assert first != second
@@ -102,7 +104,7 @@ def test_pytorch_is_safe_to_fork() -> None:
     pytest.importorskip("torch")
     found: dict[str, Any] = json.loads(run(_LOADED, **{PRELOADED: "torch"}))
     assert found["safe"]
-    assert found["others"] == [False, True, False, False]
+    assert found["others"] == [False, True, False]
     first, second = found["drawn"]
     assert all(one != other for one, other in zip(first, second, strict=True))
 
@@ -132,8 +134,9 @@ def test_modules_of_the_user(tmp_path: Path) -> None:
 
 
 _SESSION = """
-import os, sys
-import deploy
+import os, sys, tempfile
+import numpy as np
+import deploy, worker
 from pyspark.sql import SparkSession
 from worker.spark import head_start
 
@@ -148,7 +151,16 @@ def look(_):
     seed = os.environ["PYTHONHASHSEED"], sys.flags.hash_randomization
     yield loaded, os.environ["MINE"], seed, head_start.AHEAD in os.environ, os.getppid()
 
+def train(path, ctx):
+    import sys
+    with ctx.worker.step() as step, open(path, "w") as file:
+        file.write(str([name for name in sys.modules if name.startswith("worker.job")]))
+
 (*seen, parent), = spark.sparkContext.parallelize([0], 1).mapPartitions(look).collect()
+with tempfile.NamedTemporaryFile("r") as file:
+    worker.run(spark.range(1), train, file.name, params={"w": np.zeros(1, np.float32)},
+               shards_in="processes")
+    print(file.read(), end=" ")
 print(*seen, parent == head_start._STARTED[0].pid, parent)
 """
 
@@ -159,9 +171,9 @@ def is_over(pid: int) -> bool:
 
 def test_workers_of_a_session_are_forked_with_modules(temporary: Path) -> None:
     """From the process that was started ahead, with what Spark gives its workers; it ends with the
-    session, and leaves no file."""
+    session, and leaves no file. A task of `worker.run` imports nothing of the driver's."""
     output, _, pid = run(_SESSION).strip().rpartition(" ")
-    assert output == "[True, True, False] 1 ('0', 0) False True"
+    assert output == "[] [True, True, False] 1 ('0', 0) False True"
     eventually(lambda: is_over(int(pid)), because="its daemon ends with a session")
     assert not list(temporary.glob("downpour-ahead-*"))
 
@@ -171,7 +183,7 @@ def test_a_session_does_without_a_head_start(tmp_path: Path, temporary: Path) ->
     (tmp_path / "busy.py").write_text(BUSY)
     path = os.pathsep.join([str(tmp_path), *sys.path])
     output = run(_SESSION, "busy", PYTHONPATH=path)
-    assert output.startswith("[False, True, False] 1 ('0', 0) False False")
+    assert output.startswith("[] [False, True, False] 1 ('0', 0) False False")
     assert not list(temporary.glob("downpour-ahead-*"))
 
 

@@ -40,7 +40,7 @@ def main() -> None:
     options, _ = parser.parse_known_args()
     os.environ |= deploy.spark_environment()
     master = task.cluster or f"local[{task.workers},4]"
-    settings = QUICK_SPARK | deploy.spark_settings("torch")
+    settings = QUICK_SPARK | deploy.spark_settings("torch", "worker.torch")
     spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
     x = pa.array(map(bytes, task.read("train_x")), pa.binary())
     df = spark.createDataFrame(pa.table({"x": x, "y": task.read("train_y")}))
