@@ -108,10 +108,11 @@ def _start_embedded(cpus: int) -> Iterator[str]:
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
             "_node_ip_address": _LOOPBACK,
-            # Each shard is an actor with its own process, so idle Ray workers are of no use.
+            # A process for each CPU starts now, and loads Ray while the caller starts Spark: a shard
+            # is an actor with its own process. More that idle are of no use.
             "_system_config": {
                 "enable_worker_prestart": False,
-                "prestart_worker_first_driver": False,
+                "prestart_worker_first_driver": True,
                 # Ray lowers the priority of its processes; all our workers would wait for shards.
                 "worker_niceness": 0,
                 # Ray kills and restarts a process that is slower, which does not make it faster.

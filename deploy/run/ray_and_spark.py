@@ -98,8 +98,10 @@ def start(
 
     `note` is called with the name of each once it is ready.
     """
-    with defer_interrupt():
-        java = spark_environment() if settings.spark is None else {}
+    env: dict[str, str] = {}
+    if settings.spark is None:
+        with defer_interrupt():
+            env = spark_environment() | spark_settings.start_ahead(os.environ)
     if settings.shards_in is Placement.RAY:
         from deploy.clusters import ray_cluster
 
@@ -119,7 +121,7 @@ def start(
                 settings.spark,
                 settings.workers,
                 app=settings.app_name,
-                env=java,
+                env=env,
                 conf=settings.spark_conf(),
                 start_s=settings.start_s,
             )

@@ -237,3 +237,20 @@ def test_only_for_this_python(python: str, loads: bool, monkeypatch: pytest.Monk
         if loads
         else {}
     )
+
+
+@pytest.mark.parametrize(("python", "begins"), [("", True), ("/other/python", False)])
+def test_an_embedded_session_loads_ahead(
+    python: str, begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the threads of its workers, which a library reads once; not for another Python."""
+    begun: list[str] = []
+
+    def start(environ: dict[str, str]) -> str:
+        begun.append(environ["OMP_NUM_THREADS"])
+        return "/s"
+
+    monkeypatch.setattr(head_start, "start", start)
+    variables = spark_settings.start_ahead({"PYSPARK_PYTHON": python, "OMP_NUM_THREADS": "8"})
+    assert begun == ["1"] * begins
+    assert variables == ({"DOWNPOUR_AHEAD": "/s"} if begins else {})
