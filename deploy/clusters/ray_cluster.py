@@ -108,8 +108,8 @@ def _start_embedded(cpus: int) -> Iterator[str]:
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
             "_node_ip_address": _LOOPBACK,
-            # A process for each CPU starts now, and loads Ray while the caller starts Spark: a shard
-            # is an actor with its own process. More that idle are of no use.
+            # A process for each CPU starts now, and loads Ray while the caller starts Spark; more
+            # of them would be idle, as a shard is an actor with its own process.
             "_system_config": {
                 "enable_worker_prestart": False,
                 "prestart_worker_first_driver": True,
