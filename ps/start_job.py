@@ -339,7 +339,7 @@ def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:
     views = views_of(described)
     for name, dense in described.dense.items():
         views.write(name, values_by_table.get(name, dense.start), arena)
-        views.check_finite(name, arena)
+    views.check_finite(described.dense, arena)
     return arena
 
 

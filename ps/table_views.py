@@ -1,6 +1,6 @@
 """The arrays of a job's tables within its arena, in the structures that the user gave."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -100,14 +100,20 @@ class TableViews:
         for gap in slices.padding:
             arena[gap] = 0
 
-    def check_finite(self, table: str, arena: Floats) -> None:
+    def check_finite(self, tables: Collection[str], arena: Floats) -> None:
         """Raise BadInput naming the table and the array that holds NaN or infinity."""
-        slices = self._slices[table]
-        section = arena[slices.section]
-        if isfinite(np.dot(section, section)) or np.isfinite(section).all():
-            return  # the product is quick, but of large values it overflows
-        for name, values in _tensors(slices, arena).items():
-            if not np.isfinite(values).all():
+        # All tables are looked at in one pass: each pass of BLAS may wake threads.
+        whole = len(tables) == len(self._slices)
+        sections = [arena] if whole else [arena[self._slices[table].section] for table in tables]
+        if all(map(_is_finite, sections)):
+            return
+        for table in self._slices:
+            if table in tables:
+                self._check_arrays(table, arena)
+
+    def _check_arrays(self, table: str, arena: Floats) -> None:
+        for name, values in _tensors(self._slices[table], arena).items():
+            if not _is_finite(values.ravel()):
                 at = int(np.argmin(np.isfinite(values)))
                 fault = f"expected finite values, got {values.ravel()[at]} at {at}"
                 error = BadInput(f"table {table}: {name}: {fault}")
@@ -123,6 +129,12 @@ class TableViews:
     def clear(self, table: str, arena: Floats) -> None:
         """Write zeros into a table's section of `arena`."""
         arena[self._slices[table].section] = 0
+
+
+def _is_finite(values: Floats) -> bool:
+    """Return whether there is neither NaN nor infinity in a flat array."""
+    # The product is quick, but of large values it overflows.
+    return isfinite(np.dot(values, values)) or bool(np.isfinite(values).all())
 
 
 def _slices_of(table: DenseTable, structure: Structure, base: int) -> _TableSlices:

@@ -489,22 +489,21 @@ class WorkerStep(BoundToProcess):
             loss = argument_checks.loss_of("step: loss", loss)
         if self._arena is not None:
             gradients = self._views.sections(self._pushed, self._arena)
-            for name in self._pushed:
-                self._check_finite(name, self._arena, loss)
+            self._check_finite(self._arena, loss)
         if self._rows.gradients:
             assert isinstance(gradients, dict), "a job with rows pushes its tables by name"
             gradients = {**gradients, **self._rows.gradients}
         self._ack = self._worker._push(gradients, self._samples, loss, self._pulled_at)
 
-    def _check_finite(self, table: str, arena: Floats, loss: float) -> None:
+    def _check_finite(self, arena: Floats, loss: float) -> None:
         """Raise BadInput, before anything is sent, naming the array that holds NaN or infinity."""
         try:
-            self._views.check_finite(table, arena)
+            self._views.check_finite(self._pushed, arena)
         except BadInput as error:
             if isfinite(loss):
                 raise
             diverged = BadInput(f"{error}; is the rate too high?")
-            diverged.table = table
+            diverged.table = error.table
             raise diverged from None
 
     def _drop(self) -> None:

@@ -9,6 +9,7 @@ SIGBUS if it is not: so its size is in its name, which it gets when it is comple
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -52,7 +53,7 @@ def write_archive(java_home: str, environ: Mapping[str, str]) -> Path:
     """Write the archive of this Java and the Spark of this Python; it takes less than a minute.
 
     It replaces an earlier one. `environ` are the variables of the process that runs Spark. Raises
-    BadInput if its folder cannot be written, GiveUp if Java writes no archive.
+    BadInput if its folder cannot be written, GiveUp if Java writes no archive, or takes too long.
     """
     folder, identity = cache_folder(environ), _identify(java_home)
     hint = "set XDG_CACHE_HOME to a folder of yours with 200 MB free"
@@ -73,20 +74,31 @@ def write_archive(java_home: str, environ: Mapping[str, str]) -> Path:
 def _rehearse(java_home: str, archive: Path, environ: Mapping[str, str]) -> None:
     """Run Spark's jobs of a training in a JVM that writes its classes to `archive`."""
     added = {"JAVA_HOME": java_home, OPTIONS: f'{_QUIET} "-XX:ArchiveClassesAtExit={archive}"'}
-    done = subprocess.run(
+    rehearsal = subprocess.Popen(
         [sys.executable, "-m", "worker.spark.rehearsal"],
         env={**environ, **added},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        timeout=_LIMIT_S,
-        check=False,
+        process_group=0,
     )
-    if done.returncode != 0 or not archive.exists():
-        lines = (done.stdout + done.stderr).strip().splitlines()
-        said = f"; it said last: {lines[-1]}" if lines else ""
-        raise GiveUp(f"the Java in {java_home} wrote no archive of Spark's classes{said}")
+    try:
+        said, _ = rehearsal.communicate(timeout=_LIMIT_S)
+    except BaseException as error:
+        # A JVM whose driver has gone ends as well, and would write the file after its removal here.
+        os.killpg(rehearsal.pid, signal.SIGKILL)
+        rehearsal.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise GiveUp(
+                f"the Java in {java_home} wrote no archive of Spark's classes in {_LIMIT_S:g} s"
+            ) from None
+        raise
+    if rehearsal.returncode != 0 or not archive.exists():
+        lines = said.strip().splitlines()
+        last = f"; it said last: {lines[-1]}" if lines else ""
+        raise GiveUp(f"the Java in {java_home} wrote no archive of Spark's classes{last}")
 
 
 def _identify(java_home: str) -> str:

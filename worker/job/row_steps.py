@@ -164,7 +164,7 @@ class RowSteps:
         if self.name is not None:
             arena = self.client.new_gradient(zeroed=False)
             self._views.write(self.name, gradients, arena)
-            self._views.check_finite(self.name, arena)
+            self._views.check_finite({self.name}, arena)
             pushed[self.name] = arena
         self._rows.gradients.clear()
         for table, gradient in rows.items():

@@ -14,6 +14,7 @@ from deploy.clusters.class_archive import OPTIONS, archive_options, find_archive
 from deploy.clusters.java import spark_environment
 from deploy.clusters.user_cache import cache_folder
 from shards.errors import BadInput, GiveUp
+from tests.support.eventually import eventually
 
 JAVA = "/opt/java"
 Rehearse = Callable[[str, Path, Mapping[str, str]], None]
@@ -101,6 +102,22 @@ def test_java_that_writes_no_archive(tmp_path: Path, environ: dict[str, str]) ->
     with pytest.raises(GiveUp, match=f"the Java in {java.parents[1]} wrote no archive"):
         write_archive(str(java.parents[1]), os.environ | environ)
     assert list(cache_folder(environ).iterdir()) == []
+
+
+def test_java_that_does_not_end(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ended with all that it has started, so that it writes nothing later."""
+    java, started = tmp_path / "java" / "bin" / "java", tmp_path / "started"
+    java.parent.mkdir(parents=True)
+    java.write_text(f'#!/bin/sh\necho $$ > "{started}"; exec sleep 600\n')
+    java.chmod(0o755)
+    monkeypatch.setattr(class_archive, "_LIMIT_S", 10.0)
+    with pytest.raises(GiveUp, match="wrote no archive of Spark's classes in 10 s"):
+        write_archive(str(java.parents[1]), os.environ | environ)
+    assert list(cache_folder(environ).iterdir()) == []
+    pid = int(started.read_text())
+    eventually(lambda: not Path(f"/proc/{pid}").exists(), because="its group is killed")
 
 
 _SESSION = """
