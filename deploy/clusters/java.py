@@ -28,7 +28,7 @@ from ps.whole_files import whole_file
 from shards.errors import BadInput
 from worker.spark import head_start
 from worker.spark.daemon import PRELOADED
-from worker.spark.settings import preload, pythons
+from worker.spark.settings import ONE_THREAD, preload, pythons
 
 OLDEST = 17
 _ANSWER_S = 30.0
@@ -81,6 +81,17 @@ def spark_settings(*modules: str, environ: Mapping[str, str] | None = None) -> d
         address = head_start.start({**environ, PRELOADED: " ".join(modules)})
         settings[f"spark.executorEnv.{head_start.AHEAD}"] = address
     return settings
+
+
+def start_ahead(environ: Mapping[str, str]) -> dict[str, str]:
+    """Start the process from which an embedded session forks its workers, before Spark starts.
+
+    Returns the variable for the session's processes, by which they find it; empty if Spark runs
+    another Python than this one.
+    """
+    if not preload(environ):
+        return {}
+    return {head_start.AHEAD: head_start.start({**environ, **ONE_THREAD})}
 
 
 def _java_home(environ: Mapping[str, str]) -> Path:

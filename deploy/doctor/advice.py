@@ -39,10 +39,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     `failed` has a line for each other shard, `amiss` further warnings, both as text for the user.
     `advice` and `fragments` are None unless all shards answered. `step_bytes` is the size of one
-    push or pull.
+    push or pull. `workers` is 0 where the job does not say how many it has.
     """
 
     job: str
+    workers: int
     bound: int | None
     endpoints: tuple[str, ...]
     step_bytes: int
@@ -101,6 +102,7 @@ def diagnose(
         fragments = advise_fragments(advice, compute_s)
     return Diagnosis(
         job=short_id(cluster.job),
+        workers=cluster.workers,
         bound=cluster.bound,
         endpoints=tuple(map(cluster.where, range(cluster.map.shards))),
         step_bytes=sum(shard_bytes),
@@ -177,6 +179,7 @@ def report(diagnosis: Diagnosis) -> str:
             _explain_step(diagnosis, advice),
             _explain_fragments(diagnosis.fragments),
             quote(exchange_s, advice.compute_s),
+            _suggest_sweep(diagnosis, advice),
             _snippet(advice),
         ]
     else:
@@ -228,6 +231,17 @@ def _explain_fragments(advice: FragmentAdvice) -> str:
         f"  a model in {tables}: an exchange takes {_time(advice.exchange_s)}{codec}\n"
         f"  h={advice.period},overlap={advice.overlap},k={advice.quorum}: the line is occupied"
         f" {advice.line_share:.0%} of the time; {workers} of these speeds in time for a quorum"
+    )
+
+
+def _suggest_sweep(diagnosis: Diagnosis, advice: Advice) -> str:
+    """The command that ranks strategies on a cluster like the one that was measured."""
+    bytes_s = min(min(link.up, link.down) for link in diagnosis.links)
+    link = f"rtt={1e3 * advice.rtt_s:.3g}ms,rate={8 * bytes_s / 1e6:.3g}Mbit"
+    return (
+        "To rank strategies and bounds on a cluster like this one, by simulation:\n"
+        f"  downpour exp advise --workers {diagnosis.workers or 'WORKERS'}"
+        f" --step-s {advice.compute_s:g} --link {link}"
     )
 
 

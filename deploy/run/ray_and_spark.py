@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from deploy.clusters.java import spark_environment
+from deploy.clusters.java import spark_environment, start_ahead
 from deploy.clusters.probe import check_spark_url
 from deploy.run.disk_space import check_room
 from deploy.run.folder import CAFFEMODEL, WEIGHTS
@@ -101,7 +101,7 @@ def start(
     env: dict[str, str] = {}
     if settings.spark is None:
         with defer_interrupt():
-            env = spark_environment() | spark_settings.start_ahead(os.environ)
+            env = spark_environment() | start_ahead(os.environ)
     if settings.shards_in is Placement.RAY:
         from deploy.clusters import ray_cluster
 

@@ -2,7 +2,8 @@
 
     python tests/bench/bench_endtoend.py [--work NAME --data FILE] [--only NAME ...]
                                          [--conditions NAME ...] [--seeds 1 2 3] [--limit-s S]
-    python tests/bench/bench_endtoend.py --search       the rate of each contender, on another seed
+    python tests/bench/bench_endtoend.py --search [--momenta 0.9]
+                                                        the rate of each contender, on another seed
     python tests/bench/bench_endtoend.py --quick        one contender, a short race
 
 Each contender is a program of endtoend/programs/, started as its own documentation says, with four
@@ -18,8 +19,8 @@ root); `kills`, of a random worker every 20 s; `cold`, without bytecode, numba's
 
 Every run is saved as it ends, in runs/bench/endtoend/, and the same command resumes from there;
 `--again` forgets, and `--saved` shows those alone, whatever their limits. The rates are in
-endtoend/rates.json. `--search` replaces them by the best of three, each with momentum 0 and 0.9,
-for every contender, on a seed that no measurement uses.
+endtoend/rates.json. `--search` replaces them by the best of three, with each of `--momenta`, for
+every contender, on a seed that no measurement uses.
 """
 
 import argparse
@@ -42,7 +43,7 @@ from tests.bench.endtoend.results import Results, draw, format_table, median_rat
 from tests.bench.endtoend.works import WORKS, prepare
 from tests.bench.report import FOLDER, Goal, goals, save
 
-RATES, MOMENTA, SEARCH_SEED = (0.02, 0.05, 0.1), (0.0, 0.9), 100
+RATES, MOMENTA, SEARCH_SEED = (0.02, 0.05, 0.1), [0.0, 0.9], 100
 CHOSEN = Path(__file__).parent / "endtoend" / "rates.json"
 OURS = "downpour, PyTorch on Spark"
 QUICK = ("downpour train", Trial(target=0.05, between=256, workers=2))
@@ -128,11 +129,11 @@ def list_trials(
             yield name, trial._replace(seed=seed, rate=rate, momentum=momentum)
 
 
-def search(contest: Contest, condition: str, trial: Trial) -> None:
+def search(contest: Contest, condition: str, trial: Trial, momenta: Sequence[float]) -> None:
     """Choose the rate and momentum of each contender by its seconds on a seed of its own."""
     for name in contest.contenders:
         seconds: dict[tuple[float, float], float] = {}
-        for rate, momentum in itertools.product(RATES, MOMENTA):
+        for rate, momentum in itertools.product(RATES, momenta):
             run = trial._replace(seed=SEARCH_SEED, rate=rate, momentum=momentum)
             # One that is slower than the best so far need not end.
             limit_s = min(contest.limit_s, *seconds.values()) if seconds else contest.limit_s
@@ -266,6 +267,7 @@ def read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="repeat the runs that are saved")
     parser.add_argument("--saved", action="store_true", help="show what is saved, and run nothing")
     parser.add_argument("--search", action="store_true")
+    parser.add_argument("--momenta", nargs="+", type=float, default=MOMENTA, help="of the search")
     parser.add_argument("--quick", action="store_true")
     return parser.parse_args(arguments)
 
@@ -295,9 +297,9 @@ def main(arguments: list[str] | None = None) -> None:
         given.saved,
     )
     if given.search:
-        print_plan(len(able) * len(conditions) * len(RATES) * len(MOMENTA), 0, given.limit_s)
+        print_plan(len(able) * len(conditions) * len(RATES) * len(given.momenta), 0, given.limit_s)
         for condition, trial in conditions.items():
-            search(contest, condition, trial)
+            search(contest, condition, trial, given.momenta)
     else:
         measure(contest, conditions, given.seeds)
 

@@ -149,3 +149,13 @@ def train_on_hosts(
     from the snapshots.
     """
     yield module("tests.bench.packed_cluster", "--cases", *cases.split(), steps=steps)
+
+
+@register(CHECKS, "images", duration="10 minutes")
+def build_images(targets: str = "service executor", certificates: str = "") -> Commands:
+    """Build the images of deploy/targets with podman, and try each; needs root.
+
+    CERTIFICATES are files of authorities that the registries of packages are reached through.
+    """
+    trusted = ["--certificates", *certificates.split()] if certificates else []
+    yield module("tests.bench.image_builds", "--targets", *targets.split(), *trusted)

@@ -14,7 +14,6 @@ from xml.etree import ElementTree as ET
 
 from ps.transport.addresses import on_this_host
 from shards.errors import BadInput
-from worker.spark import head_start
 from worker.spark.daemon import PRELOADED
 
 # A worker uses one BLAS thread: threads of several workers on one core only slow each other down.
@@ -116,17 +115,6 @@ def preload(environ: Mapping[str, str], modules: Sequence[str] = ()) -> dict[str
     if modules:
         settings[f"spark.executorEnv.{PRELOADED}"] = " ".join(modules)
     return settings
-
-
-def start_ahead(environ: Mapping[str, str]) -> dict[str, str]:
-    """Start the process from which an embedded session forks its workers, before Spark starts.
-
-    Returns the variable for the session's processes, by which they find it; empty if Spark runs
-    another Python than this one.
-    """
-    if not preload(environ):
-        return {}
-    return {head_start.AHEAD: head_start.start({**environ, **ONE_THREAD})}
 
 
 # Variables that configure a Spark other than the embedded one.

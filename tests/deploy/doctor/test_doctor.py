@@ -11,6 +11,8 @@ from msgspec.structs import replace
 import ps
 from ps.job_spec import shard_specs
 from ps.launch.threads import local_shards
+from ps.transport.link_model import parse_link
+from tests.support import command_parser
 from tests.support.cli_in_process import Run, command
 from tests.support.replica_group import Group
 
@@ -44,6 +46,20 @@ def test_a_slow_link_is_told_in_words(doctor: Run, cluster: ps.Cluster, tmp_path
     command = out.strip().splitlines()[-1]
     assert command.startswith("downpour train ... --staleness ")
     assert " --prefetch" in command
+    (sweep,) = [line for line in out.splitlines() if line.startswith("  downpour exp advise ")]
+    words = sweep.split()
+    assert words[3:7] == ["--workers", "WORKERS", "--step-s", "0.4"]
+    assert parse_link(words[-1]).rtt_s == pytest.approx(0.04, rel=0.5)
+
+
+def test_the_sweep_to_rank_strategies_is_for_the_workers_of_the_job(
+    doctor: Run, cluster: ps.Cluster, tmp_path: Path
+) -> None:
+    replace(cluster, workers=6).save(tmp_path / "cluster.json")
+    _, out, _ = doctor("--cluster", tmp_path, "--compute-ms", 50)
+    (sweep,) = [line for line in out.splitlines() if "exp advise" in line]
+    command_parser.parse(sweep.split())
+    assert sweep.split()[3:7] == ["--workers", "6", "--step-s", "0.05"]
 
 
 def test_a_thin_link_is_told_how_to_send_less(

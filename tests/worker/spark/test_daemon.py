@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import deploy
+from deploy.clusters.java import start_ahead
 from tests.support.eventually import eventually
 from worker.spark import head_start
 from worker.spark import settings as spark_settings
@@ -251,6 +252,6 @@ def test_an_embedded_session_loads_ahead(
         return "/s"
 
     monkeypatch.setattr(head_start, "start", start)
-    variables = spark_settings.start_ahead({"PYSPARK_PYTHON": python, "OMP_NUM_THREADS": "8"})
+    variables = start_ahead({"PYSPARK_PYTHON": python, "OMP_NUM_THREADS": "8"})
     assert begun == ["1"] * begins
     assert variables == ({"DOWNPOUR_AHEAD": "/s"} if begins else {})

@@ -1,0 +1,158 @@
+"""Build the images of deploy/targets with podman, and try them: their seconds and their sizes.
+
+    python -m tests.bench.image_builds [--targets service executor] [--certificates FILE ...]
+
+The base is made of Debian's packages, so that no registry of images is needed; root is. Each image
+then runs as its own user, without a network, capabilities or a writable root folder. CERTIFICATES
+are of authorities that the registries of packages are reached through. All is in a store of its
+own, which is removed.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from deploy.clusters.bill_of_materials import BILL
+from tests.bench.report import Goal, goals
+from tests.support.fresh_clone import ROOT
+
+IMAGES = ROOT / "deploy" / "targets" / "images"
+_PROGRAMS = ("podman", "runc", "mmdebstrap")
+_BASE = "downpour-base:12"
+_SIZES_MB = {"service": 400.0, "executor": 1200.0}
+_BUILDS_S = 600.0
+_MB = 1e6
+_STORE = """\
+[storage]
+driver = "overlay"
+graphroot = "{folder}/images"
+runroot = "{folder}/run"
+"""
+# Debian's crun refuses hybrid control groups, and there may be no systemd to manage them.
+_ENGINE = """\
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+[containers]
+default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
+"""
+_TRIALS = {
+    "service": ("downpour", "serve", "--help"),
+    "executor": ("python", "-c", "import pyspark.worker, worker.spark.worker_task"),
+    "driver": ("downpour", "train", "--help"),
+    "gpu": ("python", "-c", "import cupy"),
+}
+"""What each image runs to show that its parts are there."""
+
+
+def main() -> None:
+    """Build, try, and print the goals."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--targets", nargs="+", choices=list(_TRIALS), default=list(_SIZES_MB))
+    parser.add_argument("--certificates", nargs="*", type=Path, default=[])
+    options = parser.parse_args()
+    if reason := missing_for_images():
+        sys.exit(f"skipped: {reason}")
+    with open_store() as environ:
+        seconds = {"base": make_base(options.certificates, environ)}
+        for target in options.targets:
+            seconds[target] = build_image(target, environ)
+            try_image(target, environ)
+        sizes = {target: read_size_mb(target, environ) for target in options.targets}
+    rows = [
+        Goal(f"size of {target}", sizes[target], most, "MB")
+        for target, most in _SIZES_MB.items()
+        if target in sizes
+    ]
+    if "executor" in seconds:
+        built_s = seconds["base"] + seconds["executor"]
+        rows.append(Goal("base and executor made", built_s, _BUILDS_S, "s"))
+    goals(rows)
+
+
+def missing_for_images() -> str | None:
+    """Why no image can be built here, if so."""
+    if os.geteuid() != 0:
+        return "a base image is made by root"
+    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+    return f"no {', '.join(missing)}: packages of Debian" if missing else None
+
+
+@contextmanager
+def open_store() -> Iterator[dict[str, str]]:
+    """The variables with which podman keeps its images in a folder of its own, for the context."""
+    with tempfile.TemporaryDirectory(prefix="images-") as name:
+        store, engine = Path(name) / "storage.conf", Path(name) / "containers.conf"
+        store.write_text(_STORE.format(folder=name))
+        engine.write_text(_ENGINE)
+        environ = {"CONTAINERS_STORAGE_CONF": str(store), "CONTAINERS_CONF": str(engine)}
+        environ = {**os.environ, **environ}
+        try:
+            yield environ
+        finally:
+            run("podman", "rmi", "--all", "--force", environ=environ)
+
+
+def run(*words: str | Path, environ: Mapping[str, str]) -> str:
+    """The output of a command, which must succeed; its errors are shown as they come."""
+    return subprocess.run(
+        [str(word) for word in words], env=environ, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def make_base(certificates: Sequence[Path], environ: Mapping[str, str]) -> float:
+    """Make the base image; returns the seconds."""
+    began = time.monotonic()
+    run(IMAGES / "make-base.sh", _BASE, *certificates, environ=environ)
+    return time.monotonic() - began
+
+
+def build_image(target: str, environ: Mapping[str, str]) -> float:
+    """Build one image; returns the seconds, without those of stages that were built before."""
+    began = time.monotonic()
+    run(
+        *("podman", "build", "--format", "docker", "--network", "host"),
+        *("--file", IMAGES / "Dockerfile", "--ignorefile", IMAGES / "Dockerfile.dockerignore"),
+        *("--target", target, "--build-arg", f"BASE=localhost/{_BASE}"),
+        *("--tag", name_image(target), ROOT),
+        environ=environ,
+    )
+    return time.monotonic() - began
+
+
+def name_image(target: str) -> str:
+    return f"localhost/downpour/{target}:0.1.0"
+
+
+def read_size_mb(target: str, environ: Mapping[str, str]) -> float:
+    """The size of an image with its layers, uncompressed."""
+    size = run(
+        "podman", "image", "inspect", "--format", "{{.Size}}", name_image(target), environ=environ
+    )
+    return int(size) / _MB
+
+
+def try_image(target: str, environ: Mapping[str, str]) -> None:
+    """Assert that an image runs what it is for, is confined, and has its bill of materials."""
+    confined = ("podman", "run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL")
+    # Podman leaves health checks to systemd, which may not be there.
+    options = ("--no-healthcheck", "--tmpfs", "/tmp", "--entrypoint", "")
+    command = (*confined, *options, name_image(target))
+    run(*command, *_TRIALS[target], environ=environ)
+    assert run(*command, "id", "-u", environ=environ).strip() == "10001"
+    bill = json.loads(run(*command, "cat", f"/opt/downpour/share/{BILL}", environ=environ))
+    names = {part["name"] for part in bill["components"]}
+    assert {"downpour-sgd", "numpy", "libc6"} <= names, names
+    print(f"{target}: {len(names)} packages in its bill of materials", flush=True)
+
+
+if __name__ == "__main__":
+    main()
