@@ -45,6 +45,7 @@ def start(environ: Mapping[str, str]) -> str:
         stdout=subprocess.DEVNULL,
         process_group=0,  # Ctrl-C is for the driver
     )
+    _STARTED[:] = [earlier for earlier in _STARTED if earlier.poll() is None]  # else zombies
     _STARTED.append(process)
     return str(address)
 
