@@ -87,7 +87,7 @@ def _rehearse(java_home: str, archive: Path, environ: Mapping[str, str]) -> None
     try:
         said, _ = rehearsal.communicate(timeout=_LIMIT_S)
     except BaseException as error:
-        # A JVM whose driver has gone ends as well, and would write the file after its removal here.
+        # Else the JVM, which ends with its driver, would write the file after its removal here.
         os.killpg(rehearsal.pid, signal.SIGKILL)
         rehearsal.wait()
         if isinstance(error, subprocess.TimeoutExpired):

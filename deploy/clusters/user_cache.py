@@ -22,7 +22,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def make_digest(text: str) -> str:
-    """Twelve hexadecimal digits by which a file's name tells what it was made of."""
+    """Twelve hexadecimal digits of a text, for the name of a file that is made from it."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

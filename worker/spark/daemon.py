@@ -18,7 +18,7 @@ from worker.spark.head_start import AHEAD, OPTION, await_daemon, hand_over
 PRELOADED = "DOWNPOUR_PRELOADED"
 """The variable with the names of further modules, which Python workers start with."""
 NEEDED = ("pyspark.worker", "numpy.random", "pyarrow.compute", "pandas", "worker.spark.worker_task")
-"""What every worker imports: PyArrow loads Pandas, where it is installed, to convert any array."""
+"""The modules that every worker imports: PyArrow loads Pandas to convert its first array."""
 # PyArrow starts a thread of the allocator that it does not use.
 _ONE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 

@@ -24,7 +24,7 @@ from worker.spark.frames import (
     write_frame,
 )
 from worker.spark.preflight import survey
-from worker.spark.session import embedded
+from worker.spark.session import start_embedded
 from worker.spark.tasks import NumberedTasks, run_tasks
 
 _TASKS, _ROWS = 2, 8
@@ -35,7 +35,7 @@ def main() -> None:
     page = {"spark.ui.enabled": "true", "spark.ui.port": "0"}
     with (
         temporary_folder("rehearsal") as folder,
-        embedded(
+        start_embedded(
             f"local[{_TASKS}]",
             _TASKS,
             app="rehearsal",

@@ -83,7 +83,7 @@ def _session(
 ) -> AbstractContextManager[SparkSession]:
     master = spark_settings.parse_local_master(url, slots)
     if master:
-        return embedded(master, slots, app=app, env=env, folder=folder)
+        return start_embedded(master, slots, app=app, env=env, folder=folder)
     assert url is not None
     servers = spark_settings.addresses(url, os.environ)
     local_ip = (
@@ -99,7 +99,7 @@ def _session(
     return _ship_code(_classic(settings, env, folder, start_s=start_s))
 
 
-def embedded(
+def start_embedded(
     master: str,
     slots: int,
     *,
