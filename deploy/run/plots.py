@@ -20,6 +20,7 @@ from deploy.run.folder import EVALUATIONS, UPDATES
 from deploy.run.summary import Summary
 from deploy.run.updates_parquet import read_updates
 from shards.errors import GiveUp
+from shards.extras import missing
 from worker.training.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -350,8 +351,14 @@ def _colours(count: int) -> list[tuple[float, ...]]:
 
 
 def _figure(count: int = 2) -> "tuple[Figure, NDArray[np.object_]]":
-    """An empty figure with some panels. It avoids pyplot, which never frees figures."""
-    from matplotlib.figure import Figure
+    """An empty figure with some panels. It avoids pyplot, which never frees figures.
+
+    Raises BadInput where matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:  # the extra `service` does without
+        raise missing("a picture", "matplotlib", "cli") from None
 
     figure = Figure(figsize=(11, 4.6), layout="constrained", facecolor="white")
     panels = figure.subplots(1, count)

@@ -176,3 +176,12 @@ def test_matplotlib_is_loaded_only_to_draw() -> None:
     """Importing the module loads neither matplotlib nor a window toolkit."""
     code = "import deploy.run.plots, sys; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra `service` does without it; the error says how to install it."""
+    rows = records(4, loss=1.0)
+    updates = write(tmp_path, rows)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(BadInput, match=r"a picture: expected matplotlib .*\[cli\]"):
+        plot_loss(updates, summed(rows), tmp_path / "loss.png")
