@@ -108,6 +108,12 @@ class BadInput(GiveUp):
         )
 
 
+class NoAnswer(BadInput):
+    """No server answers at an address: it is wrong, or the server does not run at this time."""
+
+    retryable = True
+
+
 class Full(GiveUp):
     """A sparse table has no room for more rows."""
 

@@ -36,7 +36,7 @@ from ps.launch.launch_plan import START_S
 from ps.shared_memory.shm_files import ray_folder
 from ps.snapshots.private_files import check_private
 from ps.transport.addresses import check_reachable
-from shards.errors import BadInput, GiveUp, WrongBuild
+from shards.errors import BadInput, GiveUp, NoAnswer, WrongBuild
 from worker.job.network import DriverNetwork
 from worker.spark.code_archive import PACKAGES
 
@@ -375,7 +375,7 @@ def _trial(address: str) -> subprocess.CompletedProcess[str]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise BadInput(
+        raise NoAnswer(
             f"Ray at {address}", expected="a Ray head", got=f"no answer in {_TRIAL_S:g} s"
         ) from None
 
@@ -419,9 +419,13 @@ def refusal(address: str, printed: str) -> GiveUp:
                 "unless that is ~/.ray/auth_token"
             ),
         )
-    # Messages of Ray's errors have several lines; the first starts with the name of the error.
+    # Messages of Ray's errors have several lines; the first starts with the name of the error. Where
+    # it announces what a server said, the last line of that has the reason.
     named = re.findall(r"^[\w.]*(?:Error|Exception): (.+)$", printed, re.MULTILINE)
-    return BadInput(f"Ray at {address}: {named[-1] if named else 'the connection was refused'}")
+    why = named[-1] if named else "the connection was refused"
+    if why.endswith(":"):
+        why = f"{why} {printed.strip().splitlines()[-1]}"
+    return NoAnswer(f"Ray at {address}: {why}")
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -145,9 +145,9 @@ class _Attempt:
             )
         except AlreadyFinished as finished:
             return End.SUCCEEDED, "", str(finished)
-        except BadInput as error:
-            return self._report_failure(End.FAILED, "bad_input", error)
         except (DownpourError, OSError) as error:
+            if isinstance(error, BadInput) and not error.retryable:
+                return self._report_failure(End.FAILED, "bad_input", error)
             return self._report_failure(End.RETRY, "infrastructure", error)
         except Exception as error:  # noqa: BLE001  # the outcome names whatever it is
             traceback.print_exc()

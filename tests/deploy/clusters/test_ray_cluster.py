@@ -14,7 +14,7 @@ import pytest
 
 from deploy.clusters import ray_cluster
 from deploy.clusters.ray_cluster import check_token, connect, refusal
-from shards.errors import BadInput, GiveUp, WrongBuild
+from shards.errors import BadInput, GiveUp, NoAnswer, WrongBuild
 from tests.support.quick_start import import_path
 
 if TYPE_CHECKING:
@@ -233,12 +233,18 @@ def test_refusal_names_both_versions() -> None:
         ("x\nConnectionError: Could not find any running Ray instance.\n", "Could not find any"),
         ("a.b.SomeError: first\nmore\n\nValueError: last\nmore\n", "Ray at auto: last$"),
         ("", "the connection was refused"),
+        (
+            "ConnectionAbortedError: Initialization failure from server:\n"
+            "Traceback (most recent call last):\n  raise x\ngrpc.FutureTimeoutError\n",
+            "Initialization failure from server: grpc.FutureTimeoutError$",
+        ),
     ],
 )
 def test_refusal_is_the_last_error(printed: str, line: str) -> None:
-    """Of a long traceback, the first line of the last error is reported."""
+    """Of a long traceback, the first line of the last error is reported, as one that may pass."""
     error = refusal("auto", printed)
-    assert isinstance(error, BadInput)
+    assert isinstance(error, NoAnswer)
+    assert error.retryable
     assert "\n" not in str(error)
     with pytest.raises(BadInput, match=line):
         raise error

@@ -25,7 +25,7 @@ from deploy.runner.recording import DEGRADED_AFTER_S, Health, RecordingProgress
 from ps.snapshots import checked_json
 from shards.errors import BadInput, GiveUp
 from shards.update_records import RECORD
-from tests.support import run_records
+from tests.support import run_records, tiny_job
 from tests.support.journal_reads import counted_bytes
 from worker.training.evaluation import Evaluation
 from worker.training.worker_times import WorkerTimes
@@ -238,6 +238,22 @@ def test_bad_input_is_the_outcome(folder: Path, capsys: pytest.CaptureFixture[st
     assert "none.prototxt" in capsys.readouterr().err
     kinds = [entry.kind for entry in JournalReader(folder / "events.jsonl").read()]
     assert kinds == ["checking", "ended"]
+
+
+def test_a_cluster_that_does_not_answer_is_tried_again(tmp_path: Path) -> None:
+    """Its head may be starting, as after a power cut: the service orders another attempt."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    solver = tiny_job.write_job(tmp_path)
+    settings = TrainSettings(
+        solver=solver, data=solver.parent / "data", out=folder / "run", ray="127.0.0.1:1"
+    )
+    (folder / "settings.json").write_bytes(checked_json.encode(settings.plain()))
+    assert run_attempt(folder) == 75
+    outcome = job_folder.load(folder / "outcome.json", job_folder.AttemptOutcome)
+    assert outcome is not None
+    assert (outcome.end, outcome.code) == ("retry", "infrastructure")
+    assert "Connection refused" in outcome.message
 
 
 def test_one_attempt_at_a_time(folder: Path) -> None:
