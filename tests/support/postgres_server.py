@@ -61,13 +61,13 @@ class PostgresServer:
         """The URL as a user writes it, with its password."""
         return self.url(database).set(drivername="postgresql").render_as_string(hide_password=False)
 
-    def new_database(self, template: str = "template0") -> str:
+    def new_database(self, template: str = "template0", options: str = "") -> str:
         """The name of a new database: empty, or a copy of another one."""
         self._count += 1
         name = f"test_{self._count}"
         engine = sa.create_engine(self.url(), isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
-            connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {template}")
+            connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {template} {options}")
         engine.dispose()
         return name
 

@@ -63,6 +63,16 @@ def test_a_new_database_has_the_tables_of_the_code(empty: DatabasePlace) -> None
     assert [change for change in changes.ops if isinstance(change, kinds)] == []
 
 
+def test_a_database_without_an_encoding(postgres: PostgresServer) -> None:
+    """It holds the service's tables and texts all the same."""
+    name = postgres.new_database(options="ENCODING 'SQL_ASCII' LOCALE 'C'")
+    engine = open_database(postgres.url(name))
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT 'Zürich'").scalar() == "Zürich"
+        assert MigrationContext.configure(connection).get_current_revision() == REVISION
+    engine.dispose()
+
+
 @pytest.mark.parametrize("revision", ["0004_home", "9999"])
 def test_a_database_of_another_version(empty: DatabasePlace, revision: str) -> None:
     """A database of an earlier or a later schema is refused, named, and not changed."""
