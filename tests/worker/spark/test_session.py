@@ -6,6 +6,7 @@ Each runs in a process of its own, for a process has one session at a time and t
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from deploy.clusters.java import spark_environment
 from ps.build_id import build_id
 from shards.errors import BadInput
 from tests.chaos.namespaces import missing
+from tests.support.clusters import standalone_spark
 from tests.support.eventually import eventually
 from tests.support.hosts import hosts
 from worker.spark import session as session_module
@@ -148,6 +150,35 @@ def test_unreachable() -> None:
         "threads of children": "0 more",
         "left": [],
     }
+
+
+_STARTS = """
+import sys
+from deploy.clusters.java import spark_environment
+from shards.errors import DownpourError
+from worker.spark import start_session
+try:
+    with start_session(sys.argv[1], 2, app="a", env=spark_environment()):
+        print("a session")
+except DownpourError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_executors_that_cannot_start(tmp_path: Path) -> None:
+    """The master ends the application, and the error says so, and where the cause is."""
+    with standalone_spark(tmp_path) as master:
+        shutil.rmtree(tmp_path / "work")
+        (tmp_path / "work").touch()
+        command = [sys.executable, "-c", _STARTS, master]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        f"GiveUp Spark at {master} did not start: the application was ended: Master removed our"
+        " application: FAILED; where its executors fail, a Spark worker's log says why\n"
+    )
 
 
 _WAITS = """
