@@ -24,9 +24,10 @@ from deploy.clusters.bill_of_materials import BILL
 from tests.bench.report import Goal, goals
 from tests.support.fresh_clone import ROOT
 
-IMAGES = ROOT / "deploy" / "targets" / "images"
+TARGETS = ROOT / "deploy" / "targets"
+IMAGES = TARGETS / "images"
+BASE = "downpour-base:12"
 _PROGRAMS = ("podman", "runc", "mmdebstrap")
-_BASE = "downpour-base:12"
 _SIZES_MB = {"service": 400.0, "executor": 1200.0}
 _BUILDS_S = 600.0
 _MB = 1e6
@@ -78,27 +79,42 @@ def main() -> None:
     goals(rows)
 
 
-def missing_for_images() -> str | None:
-    """Why no image can be built here, if so."""
+def missing_for_images(*programs: str) -> str | None:
+    """Why no image can be built here, or what lacks of further programs, if anything."""
     if os.geteuid() != 0:
         return "a base image is made by root"
-    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+    missing = [name for name in (*_PROGRAMS, *programs) if shutil.which(name) is None]
     return f"no {', '.join(missing)}: packages of Debian" if missing else None
 
 
 @contextmanager
-def open_store() -> Iterator[dict[str, str]]:
-    """The variables with which podman keeps its images in a folder of its own, for the context."""
+def open_store(lasting: Path | None = None) -> Iterator[dict[str, str]]:
+    """The variables with which podman keeps its images in a folder of its own.
+
+    At the end of the context they are removed, unless `lasting` is that folder.
+    """
+    if lasting is not None:
+        lasting.mkdir(parents=True, exist_ok=True)
+        yield write_settings(lasting.resolve())
+        return
     with tempfile.TemporaryDirectory(prefix="images-") as name:
-        store, engine = Path(name) / "storage.conf", Path(name) / "containers.conf"
-        store.write_text(_STORE.format(folder=name))
-        engine.write_text(_ENGINE)
-        environ = {"CONTAINERS_STORAGE_CONF": str(store), "CONTAINERS_CONF": str(engine)}
-        environ = {**os.environ, **environ}
+        environ = write_settings(Path(name))
         try:
             yield environ
         finally:
             run("podman", "rmi", "--all", "--force", environ=environ)
+
+
+def write_settings(folder: Path) -> dict[str, str]:
+    """Write podman's settings for a store in `folder`; returns the variables that name them."""
+    store, engine = folder / "storage.conf", folder / "containers.conf"
+    store.write_text(_STORE.format(folder=folder))
+    engine.write_text(_ENGINE)
+    return {
+        **os.environ,
+        "CONTAINERS_STORAGE_CONF": str(store),
+        "CONTAINERS_CONF": str(engine),
+    }
 
 
 def run(*words: str | Path, environ: Mapping[str, str]) -> str:
@@ -109,9 +125,11 @@ def run(*words: str | Path, environ: Mapping[str, str]) -> str:
 
 
 def make_base(certificates: Sequence[Path], environ: Mapping[str, str]) -> float:
-    """Make the base image; returns the seconds."""
+    """Make the base image, unless it is there; returns the seconds."""
     began = time.monotonic()
-    run(IMAGES / "make-base.sh", _BASE, *certificates, environ=environ)
+    exists = ["podman", "image", "exists", f"localhost/{BASE}"]
+    if subprocess.run(exists, env=environ, check=False).returncode != 0:
+        run(IMAGES / "make-base.sh", BASE, *certificates, environ=environ)
     return time.monotonic() - began
 
 
@@ -121,7 +139,7 @@ def build_image(target: str, environ: Mapping[str, str]) -> float:
     run(
         *("podman", "build", "--format", "docker", "--network", "host"),
         *("--file", IMAGES / "Dockerfile", "--ignorefile", IMAGES / "Dockerfile.dockerignore"),
-        *("--target", target, "--build-arg", f"BASE=localhost/{_BASE}"),
+        *("--target", target, "--build-arg", f"BASE=localhost/{BASE}"),
         *("--tag", name_image(target), ROOT),
         environ=environ,
     )
@@ -141,13 +159,19 @@ def read_size_mb(target: str, environ: Mapping[str, str]) -> float:
 
 
 def try_image(target: str, environ: Mapping[str, str]) -> None:
-    """Assert that an image runs what it is for, is confined, and has its bill of materials."""
+    """Assert that an image runs what it is for, is confined, and has what its settings name."""
     confined = ("podman", "run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL")
     # Podman leaves health checks to systemd, which may not be there.
-    options = ("--no-healthcheck", "--tmpfs", "/tmp", "--entrypoint", "")
+    options = ("--no-healthcheck", "--tmpfs", "/tmp", "--tmpfs", "/opt/spark/work-dir")
     command = (*confined, *options, name_image(target))
     run(*command, *_TRIALS[target], environ=environ)
     assert run(*command, "id", "-u", environ=environ).strip() == "10001"
+    checks = '{{join .Config.Healthcheck.Test " "}}'
+    test = run(
+        "podman", "image", "inspect", "--format", checks, name_image(target), environ=environ
+    )
+    run(*command, "test", "-x", test.split()[1], environ=environ)
+    run(*command, "touch", "a-file", environ=environ)
     bill = json.loads(run(*command, "cat", f"/opt/downpour/share/{BILL}", environ=environ))
     names = {part["name"] for part in bill["components"]}
     assert {"downpour-sgd", "numpy", "libc6"} <= names, names

@@ -159,3 +159,15 @@ def build_images(targets: str = "service executor", certificates: str = "") -> C
     """
     trusted = ["--certificates", *certificates.split()] if certificates else []
     yield module("tests.bench.image_builds", "--targets", *targets.split(), *trusted)
+
+
+@register(CHECKS, "compose", duration="20 minutes", extras=("compose",))
+def run_compose(kills: str = "", store: str = "", certificates: str = "") -> Commands:
+    """Run deploy/targets/compose with podman, train on it, kill each container; needs root.
+
+    KILLS are some of its services. STORE is a folder where the images stay. CERTIFICATES are as for
+    `images`.
+    """
+    words = ["--kills", *kills.split()] if kills else []
+    words += ["--certificates", *certificates.split()] if certificates else []
+    yield module("tests.bench.compose_stack", *words, store=store)
