@@ -37,9 +37,9 @@ from deploy.run.folder import SUMMARY
 from deploy.service.client import ServiceClient
 from shards.errors import DownpourError
 from tests.bench.image_builds import (
-    BASE,
     TARGETS,
     build_image,
+    build_stand_in,
     make_base,
     missing_for_images,
     open_store,
@@ -54,7 +54,6 @@ SERVICES = tuple(yaml.safe_load((TARGETS / "compose/compose.yaml").read_text())[
 _SERVER = "https://localhost:8600"
 _PROMETHEUS = "http://127.0.0.1:9090"
 _DEMO = ROOT / "deploy" / "demo"
-_STAND_INS = Path(__file__).parent / "stand_ins"
 _TRAIN = ["--ray", "ray://ray-head:10001", "--spark", "spark://spark-master:7077"]
 _TRAIN += ["--bind", "0.0.0.0", "--port", "7400", "--workers", "2", "--shards", "2"]
 _TRAIN += ["--max-iter", str(10**6), "--snapshot-every", "5s"]
@@ -80,7 +79,11 @@ def main() -> None:
     with open_store(options.store) as environ:
         make_base(options.certificates, environ)
         build_image("driver", environ)
-        environ = {**environ, **build_stand_ins(environ)}
+        environ = {
+            **environ,
+            "POSTGRES_IMAGE": build_stand_in("postgres", environ),
+            "PROMETHEUS_IMAGE": build_stand_in("prometheus", environ),
+        }
         with tempfile.TemporaryDirectory(prefix="compose-") as folder:
             rows = try_stack(Path(folder), environ, options.kills)
         for what, left in (
@@ -90,20 +93,6 @@ def main() -> None:
         ):
             assert run("podman", *what, environ=environ).split() == left, what
     goals(rows)
-
-
-def build_stand_ins(environ: Mapping[str, str]) -> dict[str, str]:
-    """Build the images of Debian's packages; returns the variables that name them in Compose."""
-    for name in ("postgres", "prometheus"):
-        run(
-            *("podman", "build", "--format", "docker", "--network", "host", "--target", name),
-            *("--build-arg", f"BASE=localhost/{BASE}", "--tag", f"localhost/{name}:12", _STAND_INS),
-            environ=environ,
-        )
-    return {
-        "POSTGRES_IMAGE": "localhost/postgres:12",
-        "PROMETHEUS_IMAGE": "localhost/prometheus:12",
-    }
 
 
 def try_stack(folder: Path, environ: Mapping[str, str], kills: Sequence[str]) -> list[Goal]:

@@ -27,6 +27,7 @@ from tests.support.fresh_clone import ROOT
 TARGETS = ROOT / "deploy" / "targets"
 IMAGES = TARGETS / "images"
 BASE = "downpour-base:12"
+STAND_INS = Path(__file__).parent / "stand_ins"
 _PROGRAMS = ("podman", "runc", "mmdebstrap")
 _SIZES_MB = {"service": 400.0, "executor": 1200.0}
 _BUILDS_S = 600.0
@@ -144,6 +145,18 @@ def build_image(target: str, environ: Mapping[str, str]) -> float:
         environ=environ,
     )
     return time.monotonic() - began
+
+
+def build_stand_in(target: str, environ: Mapping[str, str]) -> str:
+    """Build an image of stand_ins/Dockerfile, on the base or on `driver`; returns its name."""
+    name = f"localhost/{target}:12"
+    run(
+        *("podman", "build", "--format", "docker", "--network", "host", "--target", target),
+        *("--build-arg", f"BASE=localhost/{BASE}", "--build-arg", f"DRIVER={name_image('driver')}"),
+        *("--tag", name, STAND_INS),
+        environ=environ,
+    )
+    return name
 
 
 def name_image(target: str) -> str:

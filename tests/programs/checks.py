@@ -171,3 +171,13 @@ def run_compose(kills: str = "", store: str = "", certificates: str = "") -> Com
     words = ["--kills", *kills.split()] if kills else []
     words += ["--certificates", *certificates.split()] if certificates else []
     yield module("tests.bench.compose_stack", *words, store=store)
+
+
+@register(CHECKS, "units", duration="10 minutes")
+def run_units(store: str = "", certificates: str = "") -> Commands:
+    """Run deploy/targets/units under systemd in containers, train, stop and kill; needs root.
+
+    STORE and CERTIFICATES are as for `compose`.
+    """
+    trusted = ["--certificates", *certificates.split()] if certificates else []
+    yield module("tests.bench.unit_hosts", *trusted, store=store)
