@@ -6,7 +6,7 @@ Two containers of podman have systemd as their first process. One runs the head 
 of Spark and the service, the other a node and a worker, all installed by the commands of
 docs/how-to/units.md. LeNet trains through the service. That is restarted, stopped and started: the
 process of the job is the same all the time, and takes steps. Then the main process of each unit is
-killed: systemd starts it again, and the job takes more steps. In the end the job has applied exactly
+killed: systemd starts it again, and the job takes more steps. In the end the job has applied just
 the updates that were asked for, and the commands of removal leave no process of the user.
 
 It needs root, podman with its programs for networks, runc, iptables and mmdebstrap. --store and
