@@ -46,6 +46,7 @@ from tests.bench.image_builds import (
     run,
 )
 from tests.bench.report import Goal, goals
+from tests.bench.watched_job import MORE_STEPS, OPTIONS, WatchedJob
 from tests.programs.table import BIN, downpour
 from tests.support.eventually import eventually
 from tests.support.fresh_clone import ROOT
@@ -55,10 +56,8 @@ _SERVER = "https://localhost:8600"
 _PROMETHEUS = "http://127.0.0.1:9090"
 _DEMO = ROOT / "deploy" / "demo"
 _TRAIN = ["--ray", "ray://ray-head:10001", "--spark", "spark://spark-master:7077"]
-_TRAIN += ["--bind", "0.0.0.0", "--port", "7400", "--workers", "2", "--shards", "2"]
-_TRAIN += ["--max-iter", str(10**6), "--snapshot-every", "5s"]
-_MORE_STEPS = 500
-_UP_S, _AGAIN_S, _FINISH_S = 60.0, 120.0, 600.0
+_TRAIN += ["--port", "7400", *OPTIONS]
+_UP_S, _AGAIN_S = 60.0, 120.0
 # A host of tests may not allow what the Compose file asks for.
 _LIMITS = {"nofile": {"soft": 8192, "hard": 8192}, "nproc": {"soft": 4096, "hard": 4096}}
 _MAKE_TOKEN = (
@@ -104,19 +103,18 @@ def try_stack(folder: Path, environ: Mapping[str, str], kills: Sequence[str]) ->
         stack.sign_in()
         job = stack.submit()
         started = time.monotonic()
-        stack.await_steps(job, 1)
+        job.await_steps(1)
         rows.append(Goal("submitted to first steps", time.monotonic() - started, _AGAIN_S, "s"))
         for name in kills:
-            steps = stack.read_steps(job)
-            started = time.monotonic()
+            steps, started = job.read_steps(), time.monotonic()
             stack.kill(name)
-            stack.await_steps(job, steps + _MORE_STEPS)
+            job.await_steps(steps + MORE_STEPS)
             stack.await_health()
             again_s = time.monotonic() - started
             print(f"{name} killed: trains on, healthy, after {again_s:.0f} s", flush=True)
             rows.append(Goal(f"{name} killed: trains on, healthy", again_s, _AGAIN_S, "s"))
-        stack.check_figures(job)
-        stack.finish(job)
+        stack.check_figures()
+        job.finish()
     return rows
 
 
@@ -177,78 +175,47 @@ class Stack:
             self.execute("service", "sh", "-euc", _MAKE_TOKEN)
         )
 
-    def submit(self) -> str:
-        """Submit LeNet as the page of documentation does; returns the job."""
+    def submit(self) -> WatchedJob:
+        """Submit LeNet as the page of documentation does."""
         options = ["--server", _SERVER, "--token-file", self._token]
         options += ["--ca-file", self._secrets / "tls.crt", "--json", "--upload"]
         solver = _DEMO / "lenet_solver.prototxt"
         command = downpour("submit", solver, "--data", _DEMO / "mnist", *options, *_TRAIN)
-        return str(json.loads(run(*command, environ=self._environ))["id"])
+        job = str(json.loads(run(*command, environ=self._environ))["id"])
+        summary = f"/srv/downpour/jobs/{job}/run/{SUMMARY}"
+        return WatchedJob(
+            read=partial(self._read, job),
+            set_steps=partial(self._set_steps, job),
+            read_summary=partial(self.execute, "service", "cat", summary),
+        )
 
-    def connect(self) -> ServiceClient:
+    def _read(self, job: str) -> dict[str, Any] | None:
+        with suppress(DownpourError), self._connect() as client:
+            return client.get(f"/jobs/{job}")
+        return None
+
+    def _set_steps(self, job: str, steps: int) -> None:
+        with self._connect() as client:
+            client.post(f"/jobs/{job}:set", {"settings": {"max_iter": steps}})
+
+    def _connect(self) -> ServiceClient:
         token = self._token.read_text().strip()
         return ServiceClient(_SERVER, token=token, ca_file=self._secrets / "tls.crt")
-
-    def read_job(self, job: str) -> dict[str, Any]:
-        """A job as the service shows it; raises DownpourError while that does not answer."""
-        with self.connect() as client:
-            return client.get(f"/jobs/{job}")
-
-    def read_steps(self, job: str) -> int:
-        return int(self.read_job(job)["head"].get("steps", 0))
-
-    def await_steps(self, job: str, steps: int) -> None:
-        """Wait until a job trains and has taken that many steps."""
-
-        def trains() -> bool:
-            with suppress(DownpourError):
-                shown = self.read_job(job)
-                assert shown["state"] not in {"FAILED", "CANCELLED"}, shown
-                running = shown["state"] in {"RUNNING", "DEGRADED"}
-                return running and shown["head"].get("steps", 0) >= steps
-            return False
-
-        eventually(trains, because=f"the job has taken {steps} steps", within_s=_FINISH_S)
 
     def kill(self, name: str) -> None:
         """Kill the main process of a container, as a fault would: podman's kill is an order."""
         process = self.podman("inspect", "--format", "{{.State.Pid}}", _container(name))
         os.kill(int(process), signal.SIGKILL)
 
-    def check_figures(self, job: str) -> None:
-        """Assert that Prometheus has scraped the figures of a job."""
-        query = urllib.parse.urlencode({"query": f'downpour_job_steps{{job="{job}"}}'})
+    def check_figures(self) -> None:
+        """Assert that Prometheus has scraped the figures of the job."""
+        query = urllib.parse.urlencode({"query": "downpour_job_steps"})
 
         def scraped() -> bool:
             with urllib.request.urlopen(f"{_PROMETHEUS}/api/v1/query?{query}") as answer:
                 return bool(json.load(answer)["data"]["result"])
 
         eventually(scraped, because="Prometheus has the steps of the job")
-
-    def finish(self, job: str) -> None:
-        """Shorten a job so that it ends soon; assert that every update was applied once."""
-        workers = 2
-        each = self.read_steps(job) // workers + _MORE_STEPS
-        with self.connect() as client:
-            client.post(f"/jobs/{job}:set", {"settings": {"max_iter": each}})
-
-        def has_ended() -> bool:
-            with suppress(DownpourError):
-                return str(self.read_job(job)["state"]) in {"SUCCEEDED", "FAILED", "CANCELLED"}
-            return False
-
-        eventually(has_ended, because="the job ends", within_s=_FINISH_S)
-        shown = self.read_job(job)
-        assert shown["state"] == "SUCCEEDED", shown
-        path = f"/srv/downpour/jobs/{job}/run/{SUMMARY}"
-        summary = json.loads(self.execute("service", "cat", path))
-        print(
-            f"{shown['attempt']} attempts, {summary['updates']} updates,"
-            f" accuracy {summary['test_accuracy']:.4f}",
-            flush=True,
-        )
-        assert summary["updates"] == workers * each, summary
-        assert summary["test_accuracy"] > 0.97, summary
 
 
 def _container(service: str) -> str:

@@ -37,6 +37,7 @@ from tests.bench.image_builds import (
     run,
 )
 from tests.bench.report import Goal, goals
+from tests.bench.watched_job import MORE_STEPS, OPTIONS, WatchedJob
 from tests.support.doc_pages import fences, read
 from tests.support.eventually import eventually
 from tests.support.fresh_clone import ROOT
@@ -47,11 +48,7 @@ HOSTS = {"head": HEAD_UNITS, "node": NODE_UNITS}
 _NETWORK = "units"
 _HOME = "/var/lib/downpour"
 _DOWNPOUR = "/opt/downpour/bin/downpour"
-_WORKERS = 2
-_TRAIN = ["--bind", "0.0.0.0", "--workers", str(_WORKERS), "--shards", "2"]
-_TRAIN += ["--max-iter", str(10**6), "--snapshot-every", "5s"]
-_MORE_STEPS = 500
-_START_S, _AGAIN_S, _FINISH_S = 120.0, 120.0, 600.0
+_START_S, _AGAIN_S = 120.0, 120.0
 
 
 def main() -> None:
@@ -143,14 +140,14 @@ def try_units(hosts: Mapping[str, UnitHost]) -> list[Goal]:
         hosts[name].shell(start)
         hosts[name].await_active(HOSTS[name])
     rows = [Goal("installed and started", time.monotonic() - started, _START_S, "s")]
-    job = Job(hosts["head"])
+    job_id, job = submit(hosts["head"])
     job.await_steps(1)
-    try_stops(job, hosts["head"])
+    try_stops(hosts["head"], job_id, job)
     for name, units in HOSTS.items():
         for unit in units:
             steps, started = job.read_steps(), time.monotonic()
             hosts[name].shell(f"systemctl kill --kill-whom main --signal KILL {unit}")
-            job.await_steps(steps + _MORE_STEPS)
+            job.await_steps(steps + MORE_STEPS)
             hosts[name].await_active((unit,))
             again_s = time.monotonic() - started
             rows.append(Goal(f"{unit} killed: trains on, active", again_s, _AGAIN_S, "s"))
@@ -171,70 +168,45 @@ def write_variables(address: str, head: str) -> str:
     return f"sed -i {edits} /etc/downpour/cluster.env"
 
 
-class Job:
-    """LeNet, submitted to the service on a host."""
+def submit(host: UnitHost) -> tuple[str, WatchedJob]:
+    """Submit LeNet to the service on a host; returns the job's id, too."""
+    host.shell(f"cp -r /checkout/demo {_HOME}/demo && chown -R downpour {_HOME}/demo")
+    where = ["--ray", f"{host.address}:6379", "--spark", f"spark://{host.address}:7077"]
+    files = ["--solver", f"{_HOME}/demo/lenet_solver.prototxt", "--data", f"{_HOME}/demo/mnist"]
+    job = json.loads(
+        host.shell(" ".join([_DOWNPOUR, "submit", *files, *where, *OPTIONS, "--json"]))
+    )
 
-    def __init__(self, host: UnitHost) -> None:
-        self._host = host
-        host.shell(f"cp -r /checkout/demo {_HOME}/demo && chown -R downpour {_HOME}/demo")
-        where = ["--ray", f"{host.address}:6379", "--spark", f"spark://{host.address}:7077"]
-        files = ["--solver", f"{_HOME}/demo/lenet_solver.prototxt", "--data", f"{_HOME}/demo/mnist"]
-        words = [_DOWNPOUR, "submit", *files, *where, *_TRAIN, "--json"]
-        self.id = json.loads(host.shell(" ".join(words)))["id"]
+    def read() -> dict[str, Any] | None:
+        with suppress(CalledProcessError):
+            shown: dict[str, Any] = json.loads(
+                host.shell(f"{_DOWNPOUR} describe {job['id']} --json")
+            )
+            return shown
+        return None
 
-    def read(self) -> dict[str, Any]:
-        """The job as the service shows it; raises CalledProcessError while that does not answer."""
-        shown: dict[str, Any] = json.loads(
-            self._host.shell(f"{_DOWNPOUR} describe {self.id} --json")
-        )
-        return shown
-
-    def read_steps(self) -> int:
-        return int(self.read()["head"].get("steps", 0))
-
-    def read_process(self) -> str:
-        """The identity of the process that trains."""
-        return self._host.shell(f"pgrep --uid downpour --full 'deploy.runner.*{self.id}'").strip()
-
-    def await_steps(self, steps: int) -> None:
-        """Wait until the job trains and has taken that many steps."""
-
-        def trains() -> bool:
-            with suppress(CalledProcessError):
-                shown = self.read()
-                assert shown["state"] not in {"FAILED", "CANCELLED"}, shown
-                running = shown["state"] in {"RUNNING", "DEGRADED"}
-                return running and shown["head"].get("steps", 0) >= steps
-            return False
-
-        eventually(trains, because=f"the job has taken {steps} steps", within_s=_FINISH_S)
-
-    def finish(self) -> None:
-        """Shorten the job so that it ends soon; assert that every update was applied once."""
-        each = self.read_steps() // _WORKERS + _MORE_STEPS
-        self._host.shell(f"{_DOWNPOUR} set {self.id} max_iter={each}")
-        self._host.shell(f"{_DOWNPOUR} wait {self.id} --timeout-s {_FINISH_S:.0f}")
-        summary = json.loads(self._host.shell(f"cat {_HOME}/jobs/{self.id}/run/{SUMMARY}"))
-        print(
-            f"{self.read()['attempt']} attempts, {summary['updates']} updates,"
-            f" accuracy {summary['test_accuracy']:.4f}",
-            flush=True,
-        )
-        assert summary["updates"] == _WORKERS * each, summary
-        assert summary["test_accuracy"] > 0.97, summary
+    return job["id"], WatchedJob(
+        read=read,
+        set_steps=lambda steps: host.shell(f"{_DOWNPOUR} set {job['id']} max_iter={steps}"),
+        read_summary=partial(host.shell, f"cat {_HOME}/jobs/{job['id']}/run/{SUMMARY}"),
+    )
 
 
-def try_stops(job: Job, host: UnitHost) -> None:
+def try_stops(host: UnitHost, job_id: str, job: WatchedJob) -> None:
     """Restart, stop and start the service; assert that the job's process has trained meanwhile."""
-    process, steps = job.read_process(), job.read_steps()
+
+    def read_process() -> str:
+        return host.shell(f"pgrep --uid downpour --full 'deploy.runner.*{job_id}'").strip()
+
+    process, steps = read_process(), job.read_steps()
     host.shell("systemctl restart downpour")
-    job.await_steps(steps + _MORE_STEPS)
+    job.await_steps(steps + MORE_STEPS)
     host.shell("systemctl stop downpour")
     time.sleep(5)
-    assert job.read_process() == process
+    assert read_process() == process
     host.shell("systemctl start downpour")
-    job.await_steps(steps + 2 * _MORE_STEPS)
-    assert job.read_process() == process
+    job.await_steps(steps + 2 * MORE_STEPS)
+    assert read_process() == process
     print("the service was restarted, stopped and started: the job's process is the same")
 
 
