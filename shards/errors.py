@@ -108,7 +108,7 @@ class BadInput(GiveUp):
         )
 
 
-class NoAnswer(BadInput):
+class NoServer(BadInput):
     """No server answers at an address: it is wrong, or the server does not run at this time."""
 
     retryable = True

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ps.transport.addresses import REACH_S, check_reachable
-from shards.errors import BadInput, NoAnswer
+from shards.errors import BadInput, NoServer
 from worker.spark import settings as spark_settings
 
 Address = tuple[str, int]
@@ -103,7 +103,7 @@ def _ask(name: str, address: Address, request: bytes, timeout_s: float) -> bytes
                 answer += part
     except TimeoutError:
         if not answer:
-            raise NoAnswer(
+            raise NoServer(
                 name, expected="it to answer", got=f"nothing in {timeout_s:g} s"
             ) from None
     except (ConnectionResetError, BrokenPipeError):

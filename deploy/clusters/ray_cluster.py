@@ -36,7 +36,7 @@ from ps.launch.launch_plan import START_S
 from ps.shared_memory.shm_files import ray_folder
 from ps.snapshots.private_files import check_private
 from ps.transport.addresses import check_reachable
-from shards.errors import BadInput, GiveUp, NoAnswer, WrongBuild
+from shards.errors import BadInput, GiveUp, NoServer, WrongBuild
 from worker.job.network import DriverNetwork
 from worker.spark.code_archive import PACKAGES
 
@@ -375,7 +375,7 @@ def _trial(address: str) -> subprocess.CompletedProcess[str]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise NoAnswer(
+        raise NoServer(
             f"Ray at {address}", expected="a Ray head", got=f"no answer in {_TRIAL_S:g} s"
         ) from None
 
@@ -425,7 +425,7 @@ def refusal(address: str, printed: str) -> GiveUp:
     why = named[-1] if named else "the connection was refused"
     if why.endswith(":"):
         why = f"{why} {printed.strip().splitlines()[-1]}"
-    return NoAnswer(f"Ray at {address}: {why}")
+    return NoServer(f"Ray at {address}: {why}")
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

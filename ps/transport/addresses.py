@@ -12,7 +12,7 @@ from ipaddress import ip_address
 import zmq
 
 from ps.socket_context import SocketContext
-from shards.errors import BadInput, NoAnswer
+from shards.errors import BadInput, NoServer
 
 REACH_S = 10.0
 LAST_PORT = 65_535
@@ -24,7 +24,7 @@ def check_reachable(
 ) -> str:
     """The local IP address from which the first of `addresses` to answer was reached.
 
-    `name` is the server's name in errors. `timeout_s` applies to each address. Raises NoAnswer when
+    `name` is the server's name in errors. `timeout_s` applies to each address. Raises NoServer when
     none accepts a TCP connection.
     """
     problem = "no address"
@@ -36,7 +36,7 @@ def check_reachable(
             problem = f"no answer in {timeout_s:g} s"
         except OSError as error:
             problem = error.strerror or str(error)
-    raise NoAnswer(f"{name}: expected a server that accepts connections, got: {problem}")
+    raise NoServer(f"{name}: expected a server that accepts connections, got: {problem}")
 
 
 def check_listen(bind: str, ports: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from deploy.clusters import ray_cluster
 from deploy.clusters.ray_cluster import check_token, connect, refusal
-from shards.errors import BadInput, GiveUp, NoAnswer, WrongBuild
+from shards.errors import BadInput, GiveUp, NoServer, WrongBuild
 from tests.support.quick_start import import_path
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def test_refusal_names_both_versions() -> None:
 def test_refusal_is_the_last_error(printed: str, line: str) -> None:
     """Of a long traceback, the first line of the last error is reported, as one that may pass."""
     error = refusal("auto", printed)
-    assert isinstance(error, NoAnswer)
+    assert isinstance(error, NoServer)
     assert error.retryable
     assert "\n" not in str(error)
     with pytest.raises(BadInput, match=line):
