@@ -20,8 +20,8 @@ _SCHEMES = {"postgresql", "postgresql+psycopg"}
 _SECRETS = {"password", "sslpassword"}
 _EXAMPLE = "postgresql://downpour@db.example/downpour"
 # A lock that another process holds is waited for as long as SQLite's is. Without keepalives a
-# connection to a machine that is gone would hold up its thread for hours. A database of the encoding
-# SQL_ASCII, as initdb makes them under the locale C, would answer with bytes.
+# connection to a machine that is gone would hold up its thread for hours. A database of the
+# encoding SQL_ASCII, as initdb makes them under the locale C, would answer with bytes.
 _OPTIONS = {
     "client_encoding": "utf8",
     "connect_timeout": "10",

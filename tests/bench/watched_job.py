@@ -29,6 +29,7 @@ class WatchedJob(NamedTuple):
     def read_steps(self) -> int:
         """The steps of all workers, as the service knows them; waits until it answers."""
         shown = eventually(self.read, because="the service answers")
+        assert shown is not None
         return int(shown["head"].get("steps", 0))
 
     def await_steps(self, steps: int) -> None:

@@ -234,9 +234,8 @@ def test_refusal_names_both_versions() -> None:
         ("a.b.SomeError: first\nmore\n\nValueError: last\nmore\n", "Ray at auto: last$"),
         ("", "the connection was refused"),
         (
-            "ConnectionAbortedError: Initialization failure from server:\n"
-            "Traceback (most recent call last):\n  raise x\ngrpc.FutureTimeoutError\n",
-            "Initialization failure from server: grpc.FutureTimeoutError$",
+            "a.AbortedError: Initialization failure from server:\nTraceback\n  b\ngrpc.TimeoutError\n",
+            "Initialization failure from server: grpc.TimeoutError$",
         ),
     ],
 )
