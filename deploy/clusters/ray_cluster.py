@@ -419,8 +419,8 @@ def refusal(address: str, printed: str) -> GiveUp:
                 "unless that is ~/.ray/auth_token"
             ),
         )
-    # Messages of Ray's errors have several lines; the first starts with the name of the error. If it
-    # announces what a server said, the last line of that has the reason.
+    # Messages of Ray's errors have several lines; the first starts with the name of the error. If
+    # that announces what a server said, the last line has the reason.
     named = re.findall(r"^[\w.]*(?:Error|Exception): (.+)$", printed, re.MULTILINE)
     why = named[-1] if named else "the connection was refused"
     if why.endswith(":"):

@@ -234,7 +234,7 @@ def test_refusal_names_both_versions() -> None:
         ("a.b.SomeError: first\nmore\n\nValueError: last\nmore\n", "Ray at auto: last$"),
         ("", "the connection was refused"),
         (
-            "a.AbortedError: Initialization failure from server:\nTraceback\n  b\ngrpc.TimeoutError\n",
+            "a.Error: Initialization failure from server:\nTraceback\n  b\ngrpc.TimeoutError\n",
             "Initialization failure from server: grpc.TimeoutError$",
         ),
     ],
