@@ -18,8 +18,6 @@ An error's text is one line: the thing, what was expected, what was found. It ma
 text, so its length is bounded: `quote` shortens one quotation, and every error its whole text.
 """
 
-from typing import ClassVar
-
 _MAX_TEXT = 2000
 
 UNDECODABLE = (ValueError, RecursionError)
@@ -34,7 +32,7 @@ class DownpourError(Exception):
     error is about, None where it is about none or this is not known.
     """
 
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
 
     def __init__(self, text: object = "") -> None:
         super().__init__(_shorten(str(text)))
@@ -103,9 +101,11 @@ class BadInput(GiveUp):
 
     def within(self, context: object) -> "BadInput":
         """Return this error about a part of `context`, which its text then names first."""
-        return BadInput(
+        error = BadInput(
             f"{context}: {self.what}", expected=self.expected, got=self.got, hint=self.hint
         )
+        error.retryable = self.retryable
+        return error
 
 
 class NoServer(BadInput):

@@ -172,10 +172,19 @@ def _running(address: str, namespace: str) -> AbstractContextManager[str]:
 
 @contextmanager
 def _join(address: str, **options: Any) -> Iterator[str]:
-    """Connect to a running Ray, with these options of ray.init, while the context lasts."""
+    """Connect to a running Ray, with these options of ray.init, while the context lasts.
+
+    Raises GiveUp in the place of the error of Ray's client whose connection is lost.
+    """
     _try(address)
     try:
         yield _init(address, **options)
+    except ConnectionError as error:
+        if type(error) is not ConnectionError:  # a subclass, as Py4J and sockets raise
+            raise
+        raise GiveUp(
+            f"the connection to Ray at {address} is lost: its head has ended, or cannot be reached"
+        ) from error
     finally:
         ray.shutdown()
 

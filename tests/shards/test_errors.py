@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from shards.errors import BadInput, Gap, Retry, quote
+from shards.errors import BadInput, Gap, NoServer, Retry, quote
 
 
 @pytest.mark.parametrize("kind", [BadInput, Retry])
@@ -49,3 +49,11 @@ def test_bad_input_keeps_its_parts() -> None:
 def test_foreign_text_is_quoted_in_one_short_line(value: object, expected: str) -> None:
     """Control characters are replaced, and only the beginning of a long text is quoted."""
     assert quote(value) == expected
+
+
+def test_an_error_about_a_part_may_pass_as_well() -> None:
+    """A server that does not answer may do so later, whatever option named it."""
+    error = NoServer("the master", expected="an answer", got="none").within("--spark")
+    assert str(error) == "--spark: the master: expected an answer, got none"
+    assert error.retryable
+    assert not BadInput("x").within("--spark").retryable

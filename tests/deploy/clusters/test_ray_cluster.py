@@ -198,6 +198,23 @@ def test_a_server_that_dies_at_its_birth(
     assert calls == asked
 
 
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        (ConnectionError("can't be sent\nstatus\n"), r"^the connection to Ray at h:1 is lost"),
+        (ConnectionResetError("Py4J's"), "^Py4J's$"),
+    ],
+)
+def test_a_lost_connection_is_named(
+    monkeypatch: pytest.MonkeyPatch, raised: ConnectionError, line: str
+) -> None:
+    """What Ray's client says in many lines becomes one; errors of others stay as they are."""
+    monkeypatch.setattr(ray_cluster, "_try", lambda _: None)
+    monkeypatch.setattr(ray_cluster, "_init", lambda *_, **__: "h:1")
+    with pytest.raises((GiveUp, ConnectionError), match=line), ray_cluster._join("h:1"):
+        raise raised
+
+
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_closed_port(scheme: str) -> None:
     """A closed port is reported at once."""
