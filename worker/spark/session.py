@@ -37,7 +37,6 @@ from worker.spark.start_limit import StartLimit
 
 _EXIT_S = 15.0
 _GRPC_FORKS = "GRPC_ENABLE_FORK_SUPPORT"
-_STOPPED = "Cannot call methods on a stopped SparkContext"
 _QUOTED = 240  # of a line of Spark's log
 
 
@@ -282,8 +281,8 @@ def _limit_start(gateway: Any, master: str, start_s: float, log: Path) -> Iterat
         why = root_cause(str(error)) or reason(error)
         if limit.late.is_set():
             why = _describe_silence(master, start_s, limit.registered, log)
-        elif _STOPPED in why:
-            why = _describe_removal(log)
+        elif end := _describe_end(log):
+            why = end
         raise GiveUp(f"Spark at {master} did not start: {why}") from None
     finally:
         limit.end()
@@ -306,12 +305,16 @@ def _describe_silence(master: str, start_s: float, registered: bool, log: Path) 
     return f"{missed}; Spark's log says: {warnings[-1][:_QUOTED]}" if warnings else missed
 
 
-def _describe_removal(log: Path) -> str:
-    """Why Spark stopped a context by itself, as far as it says so here."""
-    removed = re.findall(r"Application has been killed. Reason: (.+)", log.read_text())
-    said = f": {removed[-1][:_QUOTED]}" if removed else ""
+def _describe_end(log: Path) -> str | None:
+    """Why Spark's cluster has ended the application by itself, if it has."""
+    ends = re.findall(
+        r"Application has been killed\. Reason: (.+)", log.read_text(errors="replace")
+    )
+    if not ends:
+        return None
+    why = ends[-1][:_QUOTED]
     return (
-        f"the application was ended{said}; where its executors fail, a Spark worker's log says why"
+        f"its application was ended, {why!r}: where executors fail, a Spark worker's log says why"
     )
 
 

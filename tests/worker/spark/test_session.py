@@ -176,8 +176,8 @@ def test_executors_that_cannot_start(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
-        f"GiveUp Spark at {master} did not start: the application was ended: Master removed our"
-        " application: FAILED; where its executors fail, a Spark worker's log says why\n"
+        f"GiveUp Spark at {master} did not start: its application was ended, 'Master removed our"
+        " application: FAILED': where executors fail, a Spark worker's log says why\n"
     )
 
 
