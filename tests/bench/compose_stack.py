@@ -209,7 +209,7 @@ class Stack:
 
     def check_figures(self) -> None:
         """Assert that Prometheus has scraped the figures of the job."""
-        query = urllib.parse.urlencode({"query": "downpour_job_steps"})
+        query = urllib.parse.urlencode({"query": "downpour_job_steps_total"})
 
         def scraped() -> bool:
             with urllib.request.urlopen(f"{_PROMETHEUS}/api/v1/query?{query}") as answer:

@@ -123,7 +123,7 @@ def start_hosts(
             )
         yield {name: UnitHost(name, environ) for name in HOSTS}
     finally:
-        run("podman", "rm", "--all", "--force", "--time", "2", environ=environ)
+        run("podman", "rm", "--force", "--time", "2", *HOSTS, environ=environ)
         run("podman", "network", "rm", _NETWORK, environ=environ)
 
 
