@@ -72,6 +72,13 @@ def serve(
     for root in options.roots:
         if not root.is_dir():
             raise BadInput("--root", expected="a folder that exists", got=root)
+        if root.resolve().is_relative_to(options.home.resolve()):
+            raise BadInput(
+                "--root",
+                expected=f"a folder outside the home of the service, {options.home}",
+                got=root,
+                hint="jobs may name no file of the home but their own, and uploads",
+            )
     host, port = listen.host, listen.port
     with ExitStack() as resources:
         resources.enter_context(_lock_home(options.home))

@@ -351,7 +351,8 @@ class Submissions:
         ):
             return
         roots = ", ".join(map(str, self._roots)) or "a --root of the service"
-        raise BadInput(label, expected=f"a path below {roots}", got=path)
+        exception = ", and not in its home" if target.is_relative_to(jobs.parent) else ""
+        raise BadInput(label, expected=f"a path below {roots}{exception}", got=path)
 
     def _may_use(self, folder: tuple[str, ...], sender: Principal, job: str) -> bool:
         """True if the sender may name a path in this folder of a job, for reading or for `job`."""

@@ -46,7 +46,7 @@ HEAD_UNITS = ("downpour-ray-head", "downpour-spark-master", "downpour")
 NODE_UNITS = ("downpour-ray-node", "downpour-spark-worker")
 HOSTS = {"head": HEAD_UNITS, "node": NODE_UNITS}
 _NETWORK = "units"
-_HOME = "/var/lib/downpour"
+_HOME, _DATA = "/var/lib/downpour", "/var/lib/downpour-data"
 _DOWNPOUR = "/opt/downpour/bin/downpour"
 _START_S, _AGAIN_S = 120.0, 120.0
 
@@ -170,9 +170,9 @@ def write_variables(address: str, head: str) -> str:
 
 def submit(host: UnitHost) -> tuple[str, WatchedJob]:
     """Submit LeNet to the service on a host; returns the job's id, too."""
-    host.shell(f"cp -r /checkout/demo {_HOME}/demo && chown -R downpour {_HOME}/demo")
+    host.shell(f"cp -r /checkout/demo {_DATA}/demo && chown -R downpour {_DATA}/demo")
     where = ["--ray", f"{host.address}:6379", "--spark", f"spark://{host.address}:7077"]
-    files = ["--solver", f"{_HOME}/demo/lenet_solver.prototxt", "--data", f"{_HOME}/demo/mnist"]
+    files = ["--solver", f"{_DATA}/demo/lenet_solver.prototxt", "--data", f"{_DATA}/demo/mnist"]
     job = json.loads(
         host.shell(" ".join([_DOWNPOUR, "submit", *files, *where, *OPTIONS, "--json"]))
     )

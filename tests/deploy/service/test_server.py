@@ -51,6 +51,16 @@ def test_a_root_that_is_not_there(home: Path, tmp_path: Path) -> None:
             server.serve(options, Listen(host="127.0.0.1", port=1))
 
 
+def test_a_root_in_the_home(home: Path, tmp_path: Path) -> None:
+    """Jobs may name no file there, so a --root in it would allow nothing: it is refused."""
+    home.mkdir(exist_ok=True)
+    (tmp_path / "link").symlink_to(home)
+    for root in (home, tmp_path / "link"):
+        options = ServeOptions(home=home, slots=1, roots=(root,))
+        with pytest.raises(BadInput, match=r"^--root: expected a folder outside the home"):
+            server.serve(options, Listen(host="127.0.0.1", port=1))
+
+
 def test_an_address_that_others_can_reach(home: Path) -> None:
     """Without TLS the service serves this machine only."""
     with pytest.raises(BadInput, match="--host: expected a loopback address"):
