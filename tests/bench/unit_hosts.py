@@ -139,6 +139,8 @@ def try_units(hosts: Mapping[str, UnitHost]) -> list[Goal]:
     for name, start in (("head", start_head), ("node", start_node)):
         hosts[name].shell(start)
         hosts[name].await_active(HOSTS[name])
+        for unit in HOSTS[name]:
+            assert hosts[name].shell(f"systemctl is-enabled {unit}").strip() == "enabled", unit
     rows = [Goal("installed and started", time.monotonic() - started, _START_S, "s")]
     job_id, job = submit(hosts["head"])
     job.await_steps(1)

@@ -73,6 +73,7 @@ def test_units_are_hardened_and_limited(unit: Path) -> None:
     assert values["ProtectSystem"] == "strict"
     assert int(values["LimitNOFILE"]) >= 65536
     assert values["TasksMax"]
+    assert values["WantedBy"] == "multi-user.target", "`systemctl enable` makes it start at boot"
 
 
 def test_a_stopped_service_ends_no_job() -> None:
