@@ -73,6 +73,7 @@ def test_units_are_hardened_and_limited(unit: Path) -> None:
     assert values["ProtectSystem"] == "strict"
     assert int(values["LimitNOFILE"]) >= 65536
     assert values["TasksMax"]
+    assert (values["PrivateTmp"] == "yes") != (values.get("ReadWritePaths") == "/tmp")
     assert values["WantedBy"] == "multi-user.target", "`systemctl enable` makes it start at boot"
 
 
