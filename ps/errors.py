@@ -6,6 +6,7 @@
     ├── Resynchronise     the two sides disagree about the past; clients mend this by themselves
     └── GiveUp            repeating the call cannot help, unless `retryable` says otherwise
         ├── BadInput      an argument, array or file that the user must mend
+        │   └── NoServer  no server answers at an address; retryable
         ├── BadMessage    bytes that are not a message of this protocol
         ├── Fenced        a newer incarnation of this worker has taken over its name
         ├── Denied        the token is not the job's
@@ -29,6 +30,7 @@ from shards.errors import (
     Full,
     GiveUp,
     Mismatch,
+    NoServer,
     Resynchronise,
     Retry,
     WrongBuild,
@@ -45,6 +47,7 @@ __all__ = [
     "GiveUp",
     "JobEnded",
     "Mismatch",
+    "NoServer",
     "NotReady",
     "Resynchronise",
     "Retry",

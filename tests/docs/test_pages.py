@@ -158,7 +158,7 @@ def test_extras_are_named_as_they_are_installed() -> None:
     checkout: the distribution is on no index."""
     extras = set(tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"])
     table = section(read("docs/how-to/install.md"), "## Extras")
-    assert extras - {"test", "lint", "docs", "bench", "fuzz", "targets"} <= set(
+    assert extras - {"test", "lint", "docs", "bench", "fuzz", "compose", "targets"} <= set(
         re.findall(r"`([\w-]+)`", table)
     )
     source = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
