@@ -133,11 +133,11 @@ def test_unreachable() -> None:
         refusals.pop("killed"),
     )
     assert refusals == {
-        "spark dead": f"BadInput: Spark at spark://127.0.0.1:PORT: {closed}",
-        "sc dead": f"BadInput: Spark at sc://127.0.0.1:PORT: {closed}",
+        "spark dead": f"NoServer: Spark at spark://127.0.0.1:PORT: {closed}",
+        "sc dead": f"NoServer: Spark at sc://127.0.0.1:PORT: {closed}",
         "spark silent": "GiveUp: Spark at spark://127.0.0.1:PORT did not start: its port answers,"
         " but no Spark 4.3.0 master registered the application in 3 s",
-        "yarn dead": "BadInput: Spark at yarn, ResourceManager 127.0.0.1:PORT (yarn-site.xml): "
+        "yarn dead": "NoServer: Spark at yarn, ResourceManager 127.0.0.1:PORT (yarn-site.xml): "
         + closed,
         "yarn silent": "GiveUp: Spark at yarn did not start: YARN did not run the application in"
         " 3 s",
