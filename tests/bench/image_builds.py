@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def missing_for_images(*programs: str) -> str | None:
-    """Why no image can be built here, or what lacks of further programs, if anything."""
+    """The reason why no image can be built here, such as a missing program; None if one can."""
     if os.geteuid() != 0:
         return "a base image is made by root"
     missing = [name for name in (*_PROGRAMS, *programs) if shutil.which(name) is None]
