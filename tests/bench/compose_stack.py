@@ -20,7 +20,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.parse
@@ -38,11 +37,8 @@ from deploy.service.client import ServiceClient
 from shards.errors import DownpourError
 from tests.bench.image_builds import (
     TARGETS,
-    build_image,
     build_stand_in,
-    make_base,
-    missing_for_images,
-    open_store,
+    open_driver_store,
     run,
 )
 from tests.bench.report import Goal, goals
@@ -70,14 +66,7 @@ def main() -> None:
     """Build, train, kill, and print the goals."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", nargs="*", choices=SERVICES, default=SERVICES)
-    parser.add_argument("--store", type=Path, metavar="FOLDER")
-    parser.add_argument("--certificates", nargs="*", type=Path, default=[])
-    options = parser.parse_args()
-    if reason := missing_for_images("iptables"):
-        sys.exit(f"skipped: {reason}")
-    with open_store(options.store) as environ:
-        make_base(options.certificates, environ)
-        build_image("driver", environ)
+    with open_driver_store(parser) as (options, environ):
         environ = {
             **environ,
             "POSTGRES_IMAGE": build_stand_in("postgres", environ),

@@ -16,7 +16,6 @@ It needs root, podman with its programs for networks, runc, iptables and mmdebst
 import argparse
 import json
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -29,11 +28,8 @@ from typing import Any
 from deploy.run.folder import SUMMARY
 from tests.bench.image_builds import (
     TARGETS,
-    build_image,
     build_stand_in,
-    make_base,
-    missing_for_images,
-    open_store,
+    open_driver_store,
     run,
 )
 from tests.bench.report import Goal, goals
@@ -53,15 +49,7 @@ _START_S, _AGAIN_S = 120.0, 120.0
 
 def main() -> None:
     """Build, train, stop, kill, and print the goals."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--store", type=Path, metavar="FOLDER")
-    parser.add_argument("--certificates", nargs="*", type=Path, default=[])
-    options = parser.parse_args()
-    if reason := missing_for_images("iptables"):
-        sys.exit(f"skipped: {reason}")
-    with open_store(options.store) as environ:
-        make_base(options.certificates, environ)
-        build_image("driver", environ)
+    with open_driver_store(argparse.ArgumentParser()) as (_, environ):
         image = build_stand_in("host", environ)
         with tempfile.TemporaryDirectory(prefix="units-") as folder:
             checkout = prepare_checkout(Path(folder), environ)

@@ -157,8 +157,8 @@ def build_images(targets: str = "service executor", certificates: str = "") -> C
 
     CERTIFICATES are files of authorities that the registries of packages are reached through.
     """
-    trusted = ["--certificates", *certificates.split()] if certificates else []
-    yield module("tests.bench.image_builds", "--targets", *targets.split(), *trusted)
+    words = ["--targets", *targets.split(), "--certificates", *certificates.split()]
+    yield module("tests.bench.image_builds", *words)
 
 
 @register(CHECKS, "compose", duration="20 minutes", extras=("compose",))
@@ -169,7 +169,7 @@ def run_compose(kills: str = "", store: str = "", certificates: str = "") -> Com
     `images`.
     """
     words = ["--kills", *kills.split()] if kills else []
-    words += ["--certificates", *certificates.split()] if certificates else []
+    words += ["--certificates", *certificates.split()]
     yield module("tests.bench.compose_stack", *words, store=store)
 
 
@@ -179,5 +179,5 @@ def run_units(store: str = "", certificates: str = "") -> Commands:
 
     STORE and CERTIFICATES are as for `compose`.
     """
-    trusted = ["--certificates", *certificates.split()] if certificates else []
-    yield module("tests.bench.unit_hosts", *trusted, store=store)
+    words = ["--certificates", *certificates.split()]
+    yield module("tests.bench.unit_hosts", *words, store=store)

@@ -153,12 +153,11 @@ def test_unreachable() -> None:
 
 
 _STARTS = """
-import sys
 from deploy.clusters.java import spark_environment
 from shards.errors import DownpourError
 from worker.spark import start_session
 try:
-    with start_session(sys.argv[1], 2, app="a", env=spark_environment()):
+    with start_session("{url}", 2, app="a", env=spark_environment(), start_s={start_s}):
         print("a session")
 except DownpourError as error:
     print(type(error).__name__, error)
@@ -172,25 +171,13 @@ def test_executors_that_cannot_start(tmp_path: Path) -> None:
     with standalone_spark(tmp_path) as master:
         shutil.rmtree(tmp_path / "work")
         (tmp_path / "work").touch()
-        command = [sys.executable, "-c", _STARTS, master]
+        command = [sys.executable, "-c", _STARTS.format(url=master, start_s=60)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
         f"GiveUp Spark at {master} did not start: its application was ended, 'Master removed our"
         " application: FAILED': where executors fail, a Spark worker's log says why\n"
     )
-
-
-_WAITS = """
-from deploy.clusters.java import spark_environment
-from shards.errors import DownpourError
-from worker.spark import start_session
-try:
-    with start_session("spark://10.88.0.2:7077", 2, app="a", env=spark_environment(), start_s=90):
-        print("a session")
-except DownpourError as error:
-    print(type(error).__name__, error)
-"""
 
 
 @pytest.mark.slow
@@ -211,7 +198,8 @@ def test_a_host_without_names_or_routes(tmp_path: Path) -> None:
                 because=(tmp_path / "log").read_text,
                 within_s=240,
             )
-            done = lab["driver"].python(_WAITS, environ={"TMPDIR": str(tmp_path)}, timeout=400)
+            program = _STARTS.format(url="spark://10.88.0.2:7077", start_s=90)
+            done = lab["driver"].python(program, environ={"TMPDIR": str(tmp_path)}, timeout=400)
         finally:
             server.kill()
             server.wait()
