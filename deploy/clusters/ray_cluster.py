@@ -174,7 +174,7 @@ def _running(address: str, namespace: str) -> AbstractContextManager[str]:
 def _join(address: str, **options: Any) -> Iterator[str]:
     """Connect to a running Ray, with these options of ray.init, while the context lasts.
 
-    Raises GiveUp in the place of the error of Ray's client whose connection is lost.
+    Raises GiveUp, in one line, where Ray's client has lost its connection.
     """
     _try(address)
     try:
