@@ -66,7 +66,10 @@ def main() -> None:
     """Build, train, kill, and print the goals."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", nargs="*", choices=SERVICES, default=SERVICES)
-    with open_driver_store(parser) as (options, environ):
+    parser.add_argument("--store", type=Path)
+    parser.add_argument("--certificates", nargs="*", type=Path, default=[])
+    options = parser.parse_args()
+    with open_driver_store(options.store, options.certificates) as environ:
         environ = {
             **environ,
             "POSTGRES_IMAGE": build_stand_in("postgres", environ),

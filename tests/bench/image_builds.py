@@ -108,21 +108,15 @@ def open_store(lasting: Path | None = None) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def open_driver_store(
-    parser: argparse.ArgumentParser,
-) -> Iterator[tuple[argparse.Namespace, dict[str, str]]]:
-    """The options of a check that runs containers of `driver`, and a store with that image.
-
-    Adds --store and --certificates to those of `parser`; exits where no container can run.
-    """
-    parser.add_argument("--store", type=Path, metavar="FOLDER")
-    parser.add_argument("--certificates", nargs="*", type=Path, default=[])
-    options = parser.parse_args()
+    lasting: Path | None, certificates: Sequence[Path]
+) -> Iterator[dict[str, str]]:
+    """As `open_store`, with the image `driver` in it; exits where no container can run."""
     if reason := missing_for_images("iptables"):
         sys.exit(f"skipped: {reason}")
-    with open_store(options.store) as environ:
-        make_base(options.certificates, environ)
+    with open_store(lasting) as environ:
+        make_base(certificates, environ)
         build_image("driver", environ)
-        yield options, environ
+        yield environ
 
 
 def write_settings(folder: Path) -> dict[str, str]:

@@ -49,7 +49,11 @@ _START_S, _AGAIN_S = 120.0, 120.0
 
 def main() -> None:
     """Build, train, stop, kill, and print the goals."""
-    with open_driver_store(argparse.ArgumentParser()) as (_, environ):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--store", type=Path)
+    parser.add_argument("--certificates", nargs="*", type=Path, default=[])
+    options = parser.parse_args()
+    with open_driver_store(options.store, options.certificates) as environ:
         image = build_stand_in("host", environ)
         with tempfile.TemporaryDirectory(prefix="units-") as folder:
             checkout = prepare_checkout(Path(folder), environ)
