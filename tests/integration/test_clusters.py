@@ -16,6 +16,7 @@ import pytest
 from deploy.run.data_tools import convert
 from tests.support import tiny_job
 from tests.support.cli_process import PATIENCE_S, check_folder, downpour
+from tests.support.clusters import standalone_spark, start_master_again
 from tests.support.eventually import eventually
 from worker.caffe.inference import evaluate, features
 from worker.caffe.model import CaffeModel
@@ -31,6 +32,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run", "--shards", 2)
+IMPATIENT = """\
+import sys
+from worker.spark import lost_executors
+lost_executors.WITHOUT_S = 5.0
+from deploy.cli.app import main
+sys.exit(main())
+"""
 
 
 def test_by_url(running_ray: "RunningRay", spark_master: str, tmp_path: Path) -> None:
@@ -56,6 +64,32 @@ def test_by_url(running_ray: "RunningRay", spark_master: str, tmp_path: Path) ->
     assert {path.name for path in tmp_path.iterdir()} == {
         *("net.prototxt", "solver.prototxt", "data", "run")
     }
+
+
+def test_a_master_that_forgets(tmp_path: Path) -> None:
+    """A run whose master starts again without its applications ends, and says why and where to
+    continue: it would wait for an executor for ever."""
+    tiny_job.write_job(tmp_path, max_iter=1_000_000)
+    with standalone_spark(tmp_path / "spark") as master:
+        options = ("--spark", master, "--shards-in", "processes", "--start-s", PATIENCE_S)
+        command = [sys.executable, "-c", IMPATIENT, *map(str, (*TRAIN, *options))]
+        with (tmp_path / "printed").open("w") as printed:
+            run = subprocess.Popen(command, cwd=tmp_path, stdout=printed, stderr=subprocess.STDOUT)
+        try:
+            said = (tmp_path / "printed").read_text
+            eventually(lambda: "steps" in said(), because=said, within_s=PATIENCE_S)
+            with start_master_again(master):
+                run.wait(PATIENCE_S)
+        finally:
+            run.kill()
+            run.wait()
+    assert run.returncode == 2
+    end = said().splitlines()[-1]
+    assert end.startswith(
+        f"downpour: error: Spark at {master}: expected an executor, got none for 5 s: its workers"
+        " are gone, or its master has started again without spark.deploy.recoveryMode and has"
+        f" forgotten the application (docs/how-to/clusters.md); resume from {tmp_path}/run/"
+    )
 
 
 def test_features_by_url(spark_master: str, tmp_path: Path) -> None:

@@ -73,6 +73,23 @@ def standalone_spark(folder: Path, cores: int = 2, gpus: int = 0) -> Iterator[st
 
 
 @contextmanager
+def start_master_again(master: str) -> Iterator[None]:
+    """Kill the master of a `standalone_spark` of this process, and start it again, as it was."""
+    _, _, port = master.rpartition(":")
+    found = next(
+        child
+        for child in psutil.Process().children(recursive=True)
+        if port in child.cmdline() and "org.apache.spark.deploy.master.Master" in child.cmdline()
+    )
+    command, environ = found.cmdline(), found.environ()
+    log = Path(environ["SPARK_CONF_DIR"]).with_name("log-again")
+    found.kill()
+    with ExitStack() as stack:
+        _process(stack, log, command, environ)
+        yield
+
+
+@contextmanager
 def connect_server(folder: Path) -> Iterator[str]:
     """A Spark Connect server over `local[2,4]`, with messages of 4 MiB; gives its sc:// URL."""
     port = free_port()

@@ -161,10 +161,12 @@ class RunningJob:
         return decode_reports(spark.run_tasks(self.df, host, REPORT, self._tag, job))
 
     def _watch(self, future: "Future[list[WorkerReport]]", pressed: Event) -> None:
+        executors = spark.ExecutorWatch(self.df)
         while not wait([future], _POLL_S).done and not pressed.is_set():
             statuses = self._check_shards()
             if (failure := spark.final_failure(self.df, self._tag)) is not None:
                 raise failure
+            executors.check(time.monotonic())
             self._follow()
             self._test(statuses[0])
             self._stopped |= stop_requested(statuses[0], self.task.first_incarnation)

@@ -314,10 +314,12 @@ class _Batches:
             return run_task(rows, task, model, *task_ids)
 
         with ThreadPoolExecutor(1, "micro-batch") as pool:
+            executors = spark.ExecutorWatch(df)
             future = pool.submit(spark.run_tasks, df, host, REPORT, tag, task.cluster.job)
             try:
                 while not wait([future], _POLL_S).done:
                     self._shards.check()
+                    executors.check(time.monotonic())
             except DownpourError:
                 spark.interrupt(df, tag)
                 raise

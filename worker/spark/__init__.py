@@ -1,9 +1,9 @@
 """The interface to Spark: this package alone imports PySpark, when one of its names is first used.
 
-`session` starts sessions, `executors` runs programs on their hosts, `tasks` runs Python over
-partitions, `preflight` counts their rows and inspects their Python, `frames` makes and reads
-DataFrames, `streams` runs queries, `failures` puts Spark's reports in one line. `settings` and
-`worker_task` need no Spark: the latter is what a worker's task runs.
+`session` starts sessions, `executors` runs programs on their hosts, `lost_executors` notices that
+none is left, `tasks` runs Python over partitions, `preflight` counts their rows and inspects their
+Python, `frames` makes and reads DataFrames, `streams` runs queries, `failures` puts Spark's reports
+in one line. `settings` and `worker_task` need no Spark: the latter is what a worker's task runs.
 """
 
 from importlib import import_module
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         store_rows,
         write_frame,
     )
+    from worker.spark.lost_executors import ExecutorWatch
     from worker.spark.preflight import PartitionRows, check_python, check_same_host, survey
     from worker.spark.session import ship_code, start_session
     from worker.spark.streams import (
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DataFrame",
     "ExecutorOutput",
+    "ExecutorWatch",
     "NumberedTasks",
     "PartitionRows",
     "SparkSession",
@@ -139,6 +141,7 @@ _HOMES = {
         "store_rows",
         "write_frame",
     ),
+    "worker.spark.lost_executors": ("ExecutorWatch",),
     "worker.spark.preflight": ("PartitionRows", "check_python", "check_same_host", "survey"),
     "worker.spark.session": ("ship_code", "start_session"),
     "worker.spark.streams": (

@@ -155,7 +155,7 @@ def share(df: DataFrame, values: NDArray[Any]) -> Callable[[], NDArray[Any]]:
     with each query, of at most 128 MiB; so there the values are a file of the session, which is
     sent once, in pieces, and kept until the session ends. Raises GiveUp.
     """
-    if _is_classic(df):
+    if is_classic(df):
         return lambda: values
     name = f"downpour-{secrets.token_hex(8)}.npy"
     try:
@@ -167,20 +167,20 @@ def share(df: DataFrame, values: NDArray[Any]) -> Callable[[], NDArray[Any]]:
     return lambda: np.load(SparkFiles.get(name))
 
 
-def _is_classic(df: TaskInput) -> bool:
+def is_classic(df: TaskInput) -> bool:
     """Return whether the session is not Spark Connect's."""
     return isinstance(df, NumberedTasks) or hasattr(df, "_jdf")
 
 
 def python_of(df: TaskInput) -> str:
     """The Python that Spark runs for tasks over `df`, as far as the driver knows."""
-    return str(df.sparkSession.sparkContext.pythonExec) if _is_classic(df) else "on the server"
+    return str(df.sparkSession.sparkContext.pythonExec) if is_classic(df) else "on the server"
 
 
 def master_host(df: TaskInput) -> str | None:
     """The host of Spark's master or of its Connect server; None for an embedded Spark and YARN."""
     session = df.sparkSession
-    if not _is_classic(df):
+    if not is_classic(df):
         builder = getattr(session.client, "_builder", None)
         return str(getattr(builder, "host", "")) or None
     try:
@@ -198,7 +198,7 @@ def _tagging(df: TaskInput) -> tuple[Callable[[str], Any], ...]:
     A classic session's tags do not reach the job behind `collect`, so its context's are used.
     """
     session = df.sparkSession
-    if not _is_classic(df):
+    if not is_classic(df):
         return session.addTag, session.removeTag, session.interruptTag
     context = session.sparkContext
     return context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
@@ -217,7 +217,7 @@ def final_failure(df: TaskInput, tag: str) -> GiveUp | None:
     Spark itself retries four times before it reports the error. Over Spark Connect the error is not
     known earlier, so this returns None.
     """
-    if not _is_classic(df):
+    if not is_classic(df):
         return None
     with suppress(*SPARK_ERRORS):
         context = df.sparkSession.sparkContext._jsc.sc()
@@ -237,7 +237,7 @@ def final_failure(df: TaskInput, tag: str) -> GiveUp | None:
 
 def runs_here(df: TaskInput) -> bool:
     """Return whether the tasks over `df` are known to run on this machine."""
-    return _is_classic(df) and str(df.sparkSession.sparkContext.master).startswith("local")
+    return is_classic(df) and str(df.sparkSession.sparkContext.master).startswith("local")
 
 
 def runs_this_python(df: TaskInput) -> bool:
@@ -250,7 +250,7 @@ def task_slots(df: TaskInput) -> int | None:
 
     It is not known over Spark Connect, and may change where executors are allocated dynamically.
     """
-    if not _is_classic(df):
+    if not is_classic(df):
         return None
     context = df.sparkSession.sparkContext
     with suppress(*SPARK_ERRORS):
@@ -272,7 +272,7 @@ def check_guarded(df: TaskInput) -> None:
     Or if a standalone master runs programs of strangers.
     """
     session = df.sparkSession
-    if _is_classic(df):
+    if is_classic(df):
         conf = session.sparkContext.getConf()
         settings = {name: conf.get(name) for name in spark_settings.GUARDS}
         master = str(session.sparkContext.master)
