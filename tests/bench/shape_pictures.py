@@ -1,4 +1,4 @@
-"""The pictures of shapes 1 to 3, 10, 11 and 14 to 18, from the outcomes in a folder.
+"""The pictures of shapes 1 to 4, 8 to 11 and 14 to 18, from the outcomes in a folder.
 
     python -m tests.bench.shape_pictures [--out runs/experiments/shapes-ci] [--only 15 17]
 
@@ -17,6 +17,13 @@ import numpy as np
 
 from deploy.experiments.shapes import averages, failures
 from deploy.experiments.shapes.base import ShapeOutcome, load_outcomes, times_to
+from deploy.experiments.shapes.second_windows import (
+    MOMENTA,
+    PUBLISHED,
+    SHARES,
+    find_targets,
+    measure_speedups,
+)
 from deploy.experiments.statistics import mean_interval, median_interval
 from deploy.experiments.trials import TrialResult
 from shards.aggregation import Average
@@ -95,8 +102,63 @@ def _read_target(outcome: ShapeOutcome) -> float:
     return next(
         float(found[1])
         for check in outcome.checks
-        if (found := re.match(r"updates to ([\d.]+) % error", check.claim))
+        if (found := re.match(r"(?:updates|seconds) to ([\d.]+) % error", check.claim))
     )
+
+
+def draw_speedups(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
+    """Draw the speed-up of rounds over one worker, by the number of workers, as published too."""
+    (axis,) = axes
+    levels: dict[tuple[str, int, str], list[TrialResult]] = {}
+    for text, results in _by_strategy(outcome).items():
+        for result in results:
+            cluster = result.trial.cluster
+            levels.setdefault((text, cluster.workers, cluster.link), []).append(result)
+    (serial,) = [level for (_, workers, _), level in levels.items() if workers == 1]
+    targets = find_targets(serial, SHARES)
+    gains = [
+        measure_speedups(serial, levels["sparknet:tau=50", workers, "rtt=20s"], targets)
+        for workers in PUBLISHED
+    ]
+    places = range(len(PUBLISHED))
+    _band(axis, places, gains, _BLUE, "rounds of 50 steps")
+    axis.plot(places, list(PUBLISHED.values()), "x", color="black", label="published")
+    axis.set_xticks(places, [str(workers) for workers in PUBLISHED])
+    axis.set(xlabel="workers", ylabel="speed-up over one worker", ylim=(0, None))
+
+
+def draw_momenta(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
+    """Draw the error over the explicit momentum, by the number of workers."""
+    assert outcome is not None, "the shape has been run"
+    (axis,) = axes
+    levels: dict[int, dict[float, list[float]]] = {}
+    for result in outcome.trials:
+        _, _, momentum = result.trial.rule.partition("momentum=")
+        by_momentum = levels.setdefault(result.trial.cluster.workers, {})
+        by_momentum.setdefault(float(momentum), []).append(result.error)
+    for (workers, found), colour in zip(levels.items(), (_GREY, _BLUE, _RED), strict=True):
+        intervals = [mean_interval(found[momentum]) for momentum in MOMENTA]
+        _band(axis, MOMENTA, intervals, colour, f"W = {workers}")
+    axis.set(xlabel="explicit momentum", ylabel="error, %")
+
+
+def draw_backups(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
+    """Draw the seconds to the target over the number of backups, and those without rounds."""
+    assert outcome is not None, "the shape has been run"
+    (axis,) = axes
+    target = _read_target(outcome)
+    medians = {
+        text: median_interval(times_to(results, target).values)
+        for text, results in _by_strategy(outcome).items()
+        if text == "asp" or text.startswith("bsp:b=")
+    }
+    asynchronous = medians.pop("asp")
+    places = range(len(medians))
+    _band(axis, places, list(medians.values()), _BLUE, "rounds of 100 less the backups")
+    axis.axhline(asynchronous.mean, color=_RED, label="asynchronously")
+    axis.axhspan(asynchronous.low, asynchronous.high, color=_RED, alpha=0.2, lw=0)
+    axis.set_xticks(places, [text.removeprefix("bsp:b=") for text in medians])
+    axis.set(xlabel="backups", ylabel=f"virtual seconds to {target:g} % error", ylim=(0, None))
 
 
 def draw_accuracies(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
@@ -230,7 +292,7 @@ def _losses(results: Sequence[TrialResult]) -> Any:
     return np.array([result.curve[-1].loss for result in results])
 
 
-def _band(axis: Any, at: Sequence[int], means: Sequence[Any], colour: str, name: str) -> None:
+def _band(axis: Any, at: Sequence[float], means: Sequence[Any], colour: str, name: str) -> None:
     axis.plot(at, [one.mean for one in means], "o-", color=colour, label=name, ms=4)
     low, high = [one.low for one in means], [one.high for one in means]
     axis.fill_between(at, low, high, color=colour, alpha=0.2, lw=0)
@@ -249,6 +311,9 @@ PICTURES: dict[int, tuple[Draw, int]] = {
     1: (draw_softsync, 1),
     2: (draw_bounds, 3),
     3: (draw_bounds, 3),
+    4: (draw_speedups, 1),
+    8: (draw_momenta, 1),
+    9: (draw_backups, 1),
     10: (draw_crossing, 1),
     11: (draw_accuracies, 1),
     14: (draw_lengths, 1),

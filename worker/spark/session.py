@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from ps.shared_memory.shm_files import temporary_folder
 from ps.transport.addresses import REACH_S, check_reachable
 from ps.transport.advertised_address import own_address
-from shards.errors import BadInput, GiveUp
+from shards.errors import BadInput, GiveUp, NoServer
 from worker.spark import settings as spark_settings
 from worker.spark.background import Result, begin
 from worker.spark.code_archive import pack_code
@@ -400,7 +400,7 @@ def _keep_grpc_out_of_forks() -> Iterator[None]:
 def _await_connect(url: str, reach_s: float) -> None:
     """Wait for a gRPC server to answer at `url`; Spark itself would retry for many minutes.
 
-    Raises BadInput after `reach_s` seconds without an answer.
+    Raises NoServer after `reach_s` seconds without an answer, BadInput for a URL that is not valid.
     """
     shown = spark_settings.hide_url_options(url)
     try:
@@ -418,7 +418,7 @@ def _await_connect(url: str, reach_s: float) -> None:
         why = spark_settings.without_options(reason(error), url)
         raise BadInput(f"Spark URL {shown}: {why}") from None
     except grpc.FutureTimeoutError:
-        raise BadInput(
+        raise NoServer(
             f"Spark at {shown}",
             expected="a Spark Connect server",
             got=f"no gRPC answer in {reach_s:g} s",

@@ -37,9 +37,11 @@ SEEDS = range(1000, 1010)
 
 _STEP_S, _LINK = 2.0, "rtt=20s"
 _STEADY = StepTimes(mean_s=_STEP_S, law=Law.FIXED)
-_PUBLISHED = {3: 2.4, 5: 3.8, 10: 4.4}
+PUBLISHED = {3: 2.4, 5: 3.8, 10: 4.4}
+"""The speed-ups over one worker, by the number of workers."""
 _TAU, _RATE = 50, 0.008
-_SHARES = (0.5, 0.7, 0.9)  # of one worker's run: its errors there are the targets
+SHARES = (0.5, 0.7, 0.9)
+"""The shares of one worker's run at whose ends its errors are the targets."""
 _SMOOTHED = 7  # looks
 
 
@@ -64,7 +66,7 @@ def sparknet(bench: Bench, control: bool) -> list[Check]:
         cluster=ClusterModel(workers=1, times=_STEADY),
     )
     probed = bench.probe([alone, structs.replace(alone, batch=20)])
-    (middle,) = _targets(probed[0], (0.7,))
+    (middle,) = find_targets(probed[0], (0.7,))
     steps = [np.median(_smooth_times(results, middle)) / _STEP_S for results in probed]
     premise = state_premise(
         "batches five times as large need at most half of the steps",
@@ -77,7 +79,7 @@ def sparknet(bench: Bench, control: bool) -> list[Check]:
     last = taus[-1]
     near = [_together(alone, 5, f"sparknet:tau={tau}", "") for tau in taus]
     far = [_together(alone, 5, f"sparknet:tau={tau}", _LINK) for tau in taus]
-    many = [_together(alone, workers, f"sparknet:tau={last}", _LINK) for workers in _PUBLISHED]
+    many = [_together(alone, workers, f"sparknet:tau={last}", _LINK) for workers in PUBLISHED]
     pair = [
         structs.replace(
             level,
@@ -90,12 +92,12 @@ def sparknet(bench: Bench, control: bool) -> list[Check]:
         )
     ]
     serial, *others = bench.run([alone, *near, *far, *many, *pair], len(SEEDS))
-    targets = _targets(serial, _SHARES)
+    targets = find_targets(serial, SHARES)
     by_tau = [
         TargetTimes(tuple(_smooth_times(results, targets[1])))
         for results in others[: 2 * len(taus)]
     ]
-    gains = [_speedups(serial, results, targets) for results in others[2 * len(taus) : -2]]
+    gains = [measure_speedups(serial, results, targets) for results in others[2 * len(taus) : -2]]
     rounds, late = (np.median(_smooth_times(results, targets[0])) for results in others[-2:])
     return [
         premise,
@@ -103,14 +105,12 @@ def sparknet(bench: Bench, control: bool) -> list[Check]:
         judge_best_tau(taus, by_tau[: len(taus)], by_tau[len(taus) :]),
         Check(
             f"speed-up over one worker at tau {last}, S 20 s, one rate for all K",
-            list_figures(_PUBLISHED, _PUBLISHED.values()),
-            ", ".join(
-                f"{workers}: {gain}" for workers, gain in zip(_PUBLISHED, gains, strict=True)
-            ),
+            list_figures(PUBLISHED, PUBLISHED.values()),
+            ", ".join(f"{workers}: {gain}" for workers, gain in zip(PUBLISHED, gains, strict=True)),
             judge_rule(
                 all(
                     gain.mean >= was and gain.low >= 0.75 * was
-                    for gain, was in zip(gains, _PUBLISHED.values(), strict=True)
+                    for gain, was in zip(gains, PUBLISHED.values(), strict=True)
                 )
             ),
         ),
@@ -148,7 +148,7 @@ def _smooth(result: TrialResult) -> NDArray[np.float64]:
     return np.array([found[max(0, at - _SMOOTHED + 1) : at + 1].mean() for at in range(len(found))])
 
 
-def _targets(results: Sequence[TrialResult], shares: Sequence[float]) -> list[float]:
+def find_targets(results: Sequence[TrialResult], shares: Sequence[float]) -> list[float]:
     """The mean smoothed errors of runs at these shares of their looks."""
     mean = np.mean([_smooth(result) for result in results], 0)
     return [float(mean[round(share * (len(mean) - 1))]) for share in shares]
@@ -163,7 +163,7 @@ def _smooth_times(results: Sequence[TrialResult], target: float) -> list[float]:
     return out
 
 
-def _speedups(
+def measure_speedups(
     serial: Sequence[TrialResult], results: Sequence[TrialResult], targets: Sequence[float]
 ) -> Interval:
     """The geometric mean over targets of the speed-up by seed; a run that missed one has 0.
@@ -179,7 +179,8 @@ def _speedups(
 
 # --- 8.2 ------------------------------------------------------------------------------------------
 
-_MOMENTA = [0.0, 0.15, 0.3, 0.45, 0.6, 0.9]
+MOMENTA = [0.0, 0.15, 0.3, 0.45, 0.6, 0.9]
+"""The explicit momenta that are tried."""
 
 
 def momentum(bench: Bench, control: bool) -> list[Check]:
@@ -190,9 +191,9 @@ def momentum(bench: Bench, control: bool) -> list[Check]:
     errors at six momenta, falls with W: the slope in log2 W has an interval below 0.
     """
     strategy, known = "bsp" if control else "asp:scale=1", [1, 4, 16]
-    tuned = tune_momenta(bench, strategy, known, _MOMENTA)
+    tuned = tune_momenta(bench, strategy, known, MOMENTA)
     found = [[result.error for result in results] for results in bench.run(tuned, len(SEEDS))]
-    shaped = np.array(found).reshape(len(known), len(_MOMENTA), -1)
+    shaped = np.array(found).reshape(len(known), len(MOMENTA), -1)
     best = [_optimum(level.mean(-1)) for level in shaped]
     fall = _bootstrap_slope(np.log2(known), shaped)
     return [
@@ -208,10 +209,10 @@ def momentum(bench: Bench, control: bool) -> list[Check]:
 
 def _optimum(found: NDArray[np.float64]) -> float:
     """Where the parabola through these errors is least, within the momenta tried."""
-    square, linear, _ = np.polyfit(_MOMENTA, found, 2)
+    square, linear, _ = np.polyfit(MOMENTA, found, 2)
     if square <= 0:
-        return _MOMENTA[int(np.argmin(found))]
-    return float(np.clip(-linear / (2 * square), _MOMENTA[0], _MOMENTA[-1]))
+        return MOMENTA[int(np.argmin(found))]
+    return float(np.clip(-linear / (2 * square), MOMENTA[0], MOMENTA[-1]))
 
 
 def _bootstrap_slope(at: NDArray[np.float64], found: NDArray[np.float64]) -> Interval:

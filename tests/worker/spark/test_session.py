@@ -143,7 +143,7 @@ def test_unreachable() -> None:
         " 3 s",
         "k8s silent": "GiveUp: Spark at k8s://http://127.0.0.1:PORT did not start: its port"
         " answers, but Kubernetes ran no executor in 3 s",
-        "sc silent": "BadInput: Spark at sc://127.0.0.1:PORT:"
+        "sc silent": "NoServer: Spark at sc://127.0.0.1:PORT:"
         " expected a Spark Connect server, got no gRPC answer in 1 s",
         "java": "GiveUp: Spark's JVM did not start: Error: no room",
         # With those of gRPC, which has been used, a child may die before it becomes a JVM.
