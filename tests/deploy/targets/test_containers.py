@@ -1,9 +1,12 @@
 """Images and Compose: linters accept them, nobody is root, and what they name exists."""
 
+import platform
 import re
 import shlex
 import shutil
 import stat
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,27 @@ def test_shellcheck_finds_no_fault(script: Path) -> None:
     output_of(tool("shellcheck"), str(script))
     assert script.stat().st_mode & stat.S_IXUSR
     assert "set -eu" in script.read_text() or "exec " in script.read_text()
+
+
+def test_jars_keep_the_libraries_of_this_system(tmp_path: Path) -> None:
+    """Of the natives in PySpark's jars those stay that Linux with glibc loads on this processor;
+    a jar without others is not touched."""
+    processor = {"x86_64": "amd64", "aarch64": "aarch64"}[platform.machine()]
+    stays = ["META-INF/MANIFEST.MF", "Codec.class", f"linux/{processor}/libcodec.so", "any/libx.so"]
+    goes = ["win/amd64/codec.dll", "darwin/aarch64/codec.dylib", "linux/s390x/libcodec.so"]
+    goes += ["liba-linux64-musl.so", "liba-linux-aarch64-musl.so", "osx/libx.jnilib"]
+    for jar, names in (("mixed.jar", [*stays, *goes]), ("plain.jar", stays)):
+        with zipfile.ZipFile(tmp_path / jar, "w") as archive:
+            for name in names:
+                archive.writestr(name, name)
+    plain = (tmp_path / "plain.jar").read_bytes()
+    output_of(sys.executable, str(IMAGES / "drop-natives"), str(tmp_path))
+    with zipfile.ZipFile(tmp_path / "mixed.jar") as smaller:
+        assert {name: smaller.read(name).decode() for name in smaller.namelist()} == dict(
+            zip(stays, stays, strict=True)
+        )
+    assert (tmp_path / "plain.jar").read_bytes() == plain
+    assert {path.name for path in tmp_path.iterdir()} == {"mixed.jar", "plain.jar"}
 
 
 @pytest.mark.parametrize("stage", FINAL)
