@@ -59,7 +59,7 @@ from deploy.service.states import (
     states_for,
 )
 from ps.logs import logger
-from ps.shared_memory.shm_files import sweep_temporary
+from ps.shared_memory.shm_files import sweep_all
 from shards.errors import BadInput
 from shards.live_settings import LIVE
 
@@ -529,7 +529,7 @@ class Supervisor:
         if remaining:
             self._swept.setdefault(row.id, self._clock())
             return False
-        sweep_temporary()
+        sweep_all()
         self._swept.pop(row.id, None)
         return True
 

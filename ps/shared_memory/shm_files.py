@@ -5,8 +5,8 @@ Each is created exclusively, for this user only, and locked (flock) by its owner
 owner lives. The kernel drops the lock however a process ends. So if the lock is free, the owner is
 gone; if not, the owner lives, even if it is suspended or slow: a timeout never counts as death. A
 forked child gets a copy of the descriptor, which would hold the lock, so the child closes it at
-once. Owners remove their own files; `sweep`, which every process calls before it adds a name,
-removes those of killed owners.
+once. Owners remove their own files; `sweep`, which every process calls before it adds a name, and
+the driver at the end of a run, removes those of killed owners.
 
 A name contains a digest of the job's id: the id is a secret, and any user can list the folder.
 """
@@ -110,9 +110,9 @@ def ray_folder() -> Iterator[Path]:
         yield path
 
 
-def sweep_temporary() -> None:
-    """Remove this user's folders among the temporary files that no living process owns."""
-    for root in {Path(tempfile.gettempdir()), _ray_root()}:
+def sweep_all() -> None:
+    """Remove this user's names that no living process owns, also among the temporary files."""
+    for root in {ROOT, Path(tempfile.gettempdir()), _ray_root()}:
         sweep(root)
 
 

@@ -42,6 +42,7 @@ from ps.shared_memory import shm_files
 from shards.errors import DownpourError
 from tests.bench.report import save
 from tests.support import tiny_job
+from tests.support.fresh_clone import ROOT
 from tests.support.job_processes import kill_processes
 from tests.support.ports import free_port
 
@@ -99,8 +100,11 @@ class Acknowledged:
 class Trial:
     """A service that is killed and started again, its jobs, and what was seen of them."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, *options: str) -> None:
+        """`options` are further ones of `downpour serve`."""
         self.folder = folder
+        self.checkout = ROOT
+        self._options = options
         self.dice = random.Random(seed)
         self.port = free_port()
         self.client = ServiceClient(f"http://127.0.0.1:{self.port}")
@@ -115,7 +119,11 @@ class Trial:
         words = ["serve", "--port", str(self.port), "--retry-s", "0.5", "--limit", "free-mb=0"]
         log = (self.folder / "service.log").open("ab")
         self.service = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, *words], env=environ, stdout=log, stderr=log
+            [sys.executable, "-c", _COMMAND, *words, *self._options],
+            cwd=self.checkout,  # whose packages it imports
+            env=environ,
+            stdout=log,
+            stderr=log,
         )
         self.client.call("GET", "/jobs", patience_s=120.0)
 

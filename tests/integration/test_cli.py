@@ -24,9 +24,10 @@ import pytest
 
 from deploy.clusters import ray_cluster
 from deploy.run.evaluations_csv import read_evaluations
-from ps import load_snapshot
+from ps import Cluster, load_snapshot
 from ps.launch import processes
 from ps.launch.launch_plan import LaunchPlan
+from ps.shared_memory import shm_files
 from shards.errors import GiveUp
 from tests.support import tiny_job
 from tests.support.cli_in_process import Run, command
@@ -90,11 +91,15 @@ def test_a_run_that_meets_trouble(here: Run, tmp_path: Path) -> None:
         trains.kill()
         # The first of these may have begun before the kill, the next two be close behind it.
         await_snapshots(run, len(snapshots(run)) + 4, child)
+        prefix = shm_files.job_prefix(Cluster.load(run / "cluster.json").job)
+        assert list(shm_files.ROOT.glob(f"{prefix}*"))
         pressed_at = time.time()
         child.interrupt()
         status, out, err = child.end()
     assert (status, err) == (130, "")
     assert last(out) == f"stopped; continue with: downpour train --resume {run}"
+    # Spark has killed the workers, which could not remove their shared memory.
+    assert list(shm_files.ROOT.glob(f"{prefix}*")) == []
     stopped_at = snapshots(run)[-1]
     told = json.loads((run / "summary.json").read_text())
     assert (told["test_accuracy"], told["worker_restarts"]) == (None, 1)

@@ -109,6 +109,12 @@ def kill_service(kills: str = "20", seed: str = "1") -> Commands:
     yield module("tests.bench.service_kills", kills=kills, seed=seed)
 
 
+@register(CHECKS, "service-upgrade", duration="minutes")
+def upgrade_service(jobs: str = "10") -> Commands:
+    """Replace the service by the next release while JOBS train: none may stop."""
+    yield module("tests.bench.service_upgrade", jobs=jobs)
+
+
 @register(CHECKS, "service-stopped", duration="SECONDS")
 def stop_runner(seconds: str = "600") -> Commands:
     """Stop a job's runner with SIGSTOP: an alert, and nothing else."""

@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from ps.shared_memory.shm_files import temporary_folder
+from ps.shared_memory.shm_files import sweep, temporary_folder
 from ps.transport.addresses import REACH_S, check_reachable
 from ps.transport.advertised_address import own_address
 from shards.errors import BadInput, GiveUp, NoServer
@@ -67,6 +67,7 @@ def start_session(
     if SparkContext._active_spark_context is not None or SparkSession.getActiveSession():
         raise BadInput("Spark", expected="no session in this process", got="one that is running")
     with ExitStack() as stack:
+        stack.callback(sweep)  # Spark kills the Python of a task that it cancels
         path = stack.enter_context(temporary_folder("spark"))
         stack.enter_context(_without_stacks())
         yield stack.enter_context(_session(url, slots, app, env, path, conf, start_s))

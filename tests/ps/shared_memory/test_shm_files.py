@@ -48,6 +48,23 @@ def test_a_temporary_folder_of_a_killed_process_goes_with_the_next(
     assert list(tmp_path.iterdir()) == [tmp_path / "downpour-kept-notes"]
 
 
+def test_all_that_killed_processes_have_left_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shared memory and temporary folders at once; what has an owner stays."""
+    shared, temporary = tmp_path / "shm", tmp_path / "tmp"
+    shared.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr(shm_files, "ROOT", shared)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    (shared / "downpour-0123456789abcdef-memory-0123456789abcdef").touch()
+    (temporary / f"downpour-kept-saves-{'0' * 32}").mkdir()
+    living = shm_files.Claim(shared / "downpour-0123456789abcdef-memory-1111111111111111")
+    shm_files.sweep_all()
+    assert [*shared.iterdir(), *temporary.iterdir()] == [living.path]
+    living.release()
+
+
 def start_and_end() -> None:
     with shm_files.ray_folder():
         pass
@@ -62,7 +79,7 @@ def test_the_ray_folder_of_a_killed_process_is_swept(monkeypatch: pytest.MonkeyP
         similar = root / "downpour-ray-notes"
         similar.mkdir()
         with shm_files.ray_folder() as living:
-            for sweep in (shm_files.sweep_temporary, start_and_end):
+            for sweep in (shm_files.sweep_all, start_and_end):
                 said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
                 left = Path(said.stdout.strip())
                 assert (left.parent, (left / "session").is_dir()) == (root, True)
