@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -43,15 +43,15 @@ CASES = {
 }
 SPARK_SECRET, RAY_TOKEN = "a-secret-of-this-check", "0f" * 32
 SHARD_PORTS = {7400, 7401}
-_LIMIT_S = 900.0
+LIMIT_S = 900.0
 _MORE = 10  # steps after the run is resumed elsewhere
-_HOME = "/home/user"
+HOME = "/home/user"
 _PYTHON = "/opt/downpour/bin/python"
 _DEMO = "/opt/downpour/demo"
 _CHECK = ["deploy", "check", "--spark", "submitted", "--executors", "2", "--ray"]
-_TRAIN = ["train", "--solver", f"{_DEMO}/lenet_solver.prototxt", "--data", f"{_DEMO}/mnist"]
-_TRAIN += ["--out", f"{_HOME}/lenet", "--workers", "2", "--shards", "2"]
-_TRAIN += ["--bind", "0.0.0.0", "--port", "7400"]
+TRAIN = ["train", "--solver", f"{_DEMO}/lenet_solver.prototxt", "--data", f"{_DEMO}/mnist"]
+TRAIN += ["--out", f"{HOME}/lenet", "--workers", "2", "--shards", "2"]
+TRAIN += ["--bind", "0.0.0.0", "--port", "7400"]
 
 
 def main() -> None:
@@ -86,20 +86,20 @@ def run_case(case: str, folder: Path, unpacked: Path, executor: Path, steps: int
         for host in hosts:
             assert host.run("sh", "-c", "python3 -V || python -V").returncode != 0
             assert not host.path(str(ROOT)).exists()
-        with cluster(folder, hosts, guarded=guarded) as environ:
+        with cluster(folder, dict.fromkeys(hosts, 1) | {head: 0}, guarded=guarded) as environ:
             ray = f"{head.address}:6379"
-            submit = partial(head.run, environ=environ, timeout=_LIMIT_S)
+            submit = partial(head.run, environ=environ, timeout=LIMIT_S)
             ready = submit(*submit_command(head, [*_CHECK, ray], guarded=guarded))
             checked = "head (driver), one, two, head (Ray), one (Ray), two (Ray)"
             assert ready.stdout == f"checked {checked}: nothing missing\n", ready
-            train = [*_TRAIN, "--ray", ray, "--max-iter", str(steps)]
-            cluster_file = head.path(f"{_HOME}/lenet/cluster.json")
+            train = [*TRAIN, "--ray", ray, "--max-iter", str(steps)]
+            cluster_file = head.path(f"{HOME}/lenet/cluster.json")
             scan = Scan(hosts, guest, cluster_file, sends=guarded)
             with scan.running():
                 done = submit(*submit_command(head, train, guarded=guarded))
             judge_scan(scan, head, guest, environ, guarded=guarded)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-        summary = json.loads(head.path(f"{_HOME}/lenet/summary.json").read_text())
+        summary = json.loads(head.path(f"{HOME}/lenet/summary.json").read_text())
         print(f"{case}: {done.stdout.strip()}", flush=True)
         assert summary["updates"] == 2 * steps, summary
         assert summary["test_accuracy"] > 0.8, summary
@@ -107,7 +107,7 @@ def run_case(case: str, folder: Path, unpacked: Path, executor: Path, steps: int
             unpacked_there = list(host.path("/tmp/work").glob("app-*/*/environment/bin/python3"))
             assert unpacked_there, f"no executor has run on {host.name}"
         assert "127.0.0.1" not in cluster_file.read_text()
-        resume_here(folder, head.path(f"{_HOME}/lenet/snapshots"), steps)
+        resume_here(folder, head.path(f"{HOME}/lenet/snapshots"), steps)
         holders = [host.holder for host in hosts]
     eventually(lambda: not any(holder.is_running() for holder in holders), because="all has ended")
 
@@ -158,10 +158,16 @@ def submit_command(head: Host, words: list[str], *, guarded: bool) -> list[str]:
 
 
 @contextmanager
-def cluster(folder: Path, hosts: list[Host], *, guarded: bool) -> Iterator[Mapping[str, str]]:
-    """Ray and Spark on all hosts while the context lasts; gives the driver's environment."""
-    head, *others = hosts
-    environ = write_settings(hosts, guarded=guarded)
+def cluster(
+    folder: Path, cores: Mapping[Host, int], *, guarded: bool
+) -> Iterator[Mapping[str, str]]:
+    """Ray and Spark on hosts while the context lasts; gives the driver's environment.
+
+    The first host has the head of Ray and Spark's master. `cores` are those of each host's worker
+    of Spark; with 0 it has none.
+    """
+    head, *others = cores
+    environ = write_settings(cores, guarded=guarded)
     master = f"spark://{head.address}:7077"
     ray = ["/opt/downpour/bin/ray", "start", "--block", "--disable-usage-stats", "--num-cpus", "2"]
     ray += ["--object-store-memory", str(100 << 20)]
@@ -184,18 +190,19 @@ def cluster(folder: Path, hosts: list[Host], *, guarded: bool) -> Iterator[Mappi
         for host in others:
             joins = ["--address", f"{head.address}:6379", "--node-ip-address", host.address]
             start(host, "ray", [*ray, *joins], "Ray runtime started")
-            at = ["--host", host.address, "--cores", "1", "--memory", "1g"]
+        name = f"{deploy}.worker.Worker"
+        for host in [host for host, count in cores.items() if count]:
+            at = ["--host", host.address, "--cores", str(cores[host]), "--memory", "1g"]
             at += ["--work-dir", "/tmp/work"]
-            name = f"{deploy}.worker.Worker"
             start(host, "worker", [*spark_class, name, *at, master], "Successfully registered")
         yield environ
 
 
-def write_settings(hosts: list[Host], *, guarded: bool) -> dict[str, str]:
+def write_settings(hosts: Iterable[Host], *, guarded: bool) -> dict[str, str]:
     """Write Spark's settings on each host, and Ray's token; returns the environment for both."""
     lines = ["spark.executor.memory 512m", "spark.driver.memory 512m", "spark.ui.enabled false"]
     environ = {
-        "SPARK_CONF_DIR": f"{_HOME}/conf",
+        "SPARK_CONF_DIR": f"{HOME}/conf",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
         "RAY_raylet_start_wait_time_s": "240",  # a busy machine takes longer than Ray's half minute
@@ -204,14 +211,14 @@ def write_settings(hosts: list[Host], *, guarded: bool) -> dict[str, str]:
         lines += ["spark.authenticate true", "spark.network.crypto.enabled true"]
         lines += ["spark.master.rest.enabled false", "spark.ui.killEnabled false"]
         lines += [f"spark.authenticate.secret {SPARK_SECRET}"]
-        environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{_HOME}/token"}
+        environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{HOME}/token"}
     for host in hosts:
-        conf = host.path(f"{_HOME}/conf")
+        conf = host.path(f"{HOME}/conf")
         conf.mkdir()
         (conf / "spark-defaults.conf").write_text("\n".join(lines) + "\n")
         (conf / "spark-defaults.conf").chmod(0o600)
         (conf / "log4j2.properties").write_text(SPARK_LOG.read_text())
-        token = host.path(f"{_HOME}/token")
+        token = host.path(f"{HOME}/token")
         token.write_text(RAY_TOKEN)
         token.chmod(0o600)
     return environ

@@ -157,6 +157,12 @@ def train_on_hosts(
     yield module("tests.bench.packed_cluster", "--cases", *cases.split(), steps=steps)
 
 
+@register(CHECKS, "two-hosts", duration="ROUNDS times 5 minutes")
+def compare_hosts(rounds: str = "3", steps: str = "400") -> Commands:
+    """Train LeNet on one host and on two with the same cores, in namespaces; needs root."""
+    yield module("tests.bench.two_hosts", rounds=rounds, steps=steps)
+
+
 @register(CHECKS, "images", duration="10 minutes")
 def build_images(targets: str = "service executor", certificates: str = "") -> Commands:
     """Build the images of deploy/targets with podman, and try each; needs root.
