@@ -200,7 +200,7 @@ def cluster(
 
 def write_settings(hosts: Iterable[Host], *, guarded: bool) -> dict[str, str]:
     """Write Spark's settings on each host, and Ray's token; returns the environment for both."""
-    lines = ["spark.executor.memory 512m", "spark.driver.memory 512m", "spark.ui.enabled false"]
+    lines = ["spark.executor.memory 512m", "spark.ui.enabled false"]
     environ = {
         "SPARK_CONF_DIR": f"{HOME}/conf",
         "RAY_USAGE_STATS_ENABLED": "0",

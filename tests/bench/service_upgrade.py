@@ -3,29 +3,28 @@
     python -m tests.bench.service_upgrade [--jobs 10]
 
 The jobs are real, each with a Spark and a shard of its own. On a cluster most of their work is done
-elsewhere, so here their processes have the lowest priority. The service is ended by SIGTERM, and
-its successor, a copy of the packages with another version, is started on the same home. Meanwhile
-a reader asks for the page. Each job must train on in its first attempt and in the same runner, and
-end with a snapshot when the new service is asked to cancel it.
+elsewhere: here all their processes but the runners stand still meanwhile, by SIGSTOP. The service
+is ended by SIGTERM, and its successor, a copy of the packages with another version, is started on
+the same home. Meanwhile a reader asks for the page. Each job must train on in its first attempt and
+in the same runner, and end with a snapshot when the new service is asked to cancel it.
 """
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from threading import Event, Thread
 from urllib.error import URLError
 from urllib.request import urlopen
-
-import psutil
 
 from deploy.service.launcher import processes_with
 from tests.bench.report import Goal, goals
@@ -62,9 +61,9 @@ def run(folder: Path, jobs: int) -> list[Goal]:
                 snapshot_every="5m",
             )  # fmt: skip
         assert trial.until(lambda states: set(states) == {"RUNNING"}), trial.states()
-        yield_processor(trial.jobs)
         runners = [trial.processes(job, "deploy.runner") for job in trial.jobs]
-        with reading(f"http://127.0.0.1:{trial.port}/") as answered:
+        page = f"http://127.0.0.1:{trial.port}/"
+        with standing_still(trial, chain(*runners)), reading(page) as answered:
             time.sleep(2.0)
             trial.service.send_signal(signal.SIGTERM)
             trial.service.wait()
@@ -108,11 +107,17 @@ def write_successor(folder: Path) -> Path:
     return folder
 
 
-def yield_processor(jobs: list[str]) -> None:
-    """Give the lowest priority to all processes of these jobs."""
-    for pid in processes_with({f"DOWNPOUR_JOB={job}" for job in jobs}):
-        with suppress(psutil.Error):
-            psutil.Process(pid).nice(19)
+@contextmanager
+def standing_still(trial: Trial, runners: Iterable[int]) -> Iterator[None]:
+    """Stop all processes of the jobs but these runners while the context lasts."""
+    pids = set(processes_with({f"DOWNPOUR_JOB={job}" for job in trial.jobs})) - set(runners)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def read_version(trial: Trial) -> str:

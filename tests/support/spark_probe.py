@@ -80,6 +80,22 @@ def _gpus(session: Any) -> list[list[str]]:
         return [json.loads(row.gpus) for row in run_tasks(frame, task, schema, "gpus")]
 
 
+def out_of_memory() -> dict[str, str]:
+    """The error of a job when a thread of the JVM has run out of memory."""
+    with start_session(None, 1, app="memory", env=spark_environment()) as session:
+        jvm: Any = session._jvm
+        frame = session.range(1)
+        handler = jvm.java.lang.Thread.getDefaultUncaughtExceptionHandler()
+        fault = jvm.java.lang.OutOfMemoryError("Java heap space")
+        with suppress(Exception):  # the JVM ends in the middle of this call
+            handler.uncaughtException(jvm.java.lang.Thread.currentThread(), fault)
+        try:
+            run_tasks(frame, lambda *_: iter(()), pa.schema([]), "memory")
+        except DownpourError as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+    return {}
+
+
 def refused() -> dict[str, Any]:
     """What a dead port and a silent one answer to each kind of URL, and what a broken Java does."""
     spark.REACH_S = 1.0  # type: ignore[attr-defined]  # the door's own copy of the limit
@@ -179,5 +195,7 @@ if __name__ == "__main__":
             print(json.dumps([seen(url), seen(url, kill=True)]))
         case "gpus":
             print(json.dumps(seen(url, gpus=True)))
+        case "memory":
+            print(json.dumps(out_of_memory()))
         case "refused":
             print(json.dumps(refused()))

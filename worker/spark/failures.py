@@ -2,8 +2,11 @@
 
 import re
 import sys
+from contextlib import suppress
+from subprocess import TimeoutExpired
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 from shards.errors import BadInput, GiveUp
@@ -17,6 +20,9 @@ PYTHON_REMEDY = (
 )
 
 
+_SHUT_DOWN = "SparkContext was shut down"  # a JVM that ends first cancels its jobs
+_OUT_OF_MEMORY = 52  # the exit status: SparkExitCode.OOM
+_EXIT_S = 5.0  # a JVM closes its sockets before it has ended
 _CRASH = "Python worker exited unexpectedly"  # Spark's words, from one release to the next
 _CRASHED = (
     "a Python worker of Spark exited unexpectedly, killed or crashed: see whether the machine ran"
@@ -65,9 +71,25 @@ def task_error(text: str) -> GiveUp:
 
 def jvm_gone(error: BaseException) -> GiveUp | None:
     """The error to raise where a call of Spark failed because its JVM has ended; else None."""
-    if isinstance(error, ConnectionError | Py4JNetworkError):
+    ended = isinstance(error, ConnectionError | Py4JNetworkError)
+    if (ended or _SHUT_DOWN in str(error)) and _ran_out_of_memory():
+        return GiveUp(
+            "Spark's JVM has ended, out of memory: give the driver more, by spark.driver.memory in"
+            " spark-defaults.conf"
+        )
+    if ended:
         return GiveUp("Spark's JVM has ended, killed or crashed: start a new Spark session")
     return None
+
+
+def _ran_out_of_memory() -> bool:
+    """Return whether the JVM that this process has started said so by its exit status."""
+    started = getattr(SparkContext._gateway, "proc", None)
+    if started is None:  # spark-submit has
+        return False
+    with suppress(TimeoutExpired):
+        return bool(started.wait(_EXIT_S) == _OUT_OF_MEMORY)
+    return False
 
 
 def root_cause(printed: str) -> str | None:
