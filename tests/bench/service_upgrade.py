@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def run(folder: Path, jobs: int) -> list[Goal]:
-    """Upgrade a service with these many jobs; returns the goals."""
+    """Upgrade a service with this number of jobs; returns the goals."""
     solver, known = tiny_job.write_job(folder), set(left([], set()))
     successor = write_successor(folder / "successor")
     trial = Trial(folder, 1, "--slots", str(jobs))
@@ -63,7 +63,7 @@ def run(folder: Path, jobs: int) -> list[Goal]:
         assert trial.until(lambda states: set(states) == {"RUNNING"}), trial.states()
         runners = [trial.processes(job, "deploy.runner") for job in trial.jobs]
         page = f"http://127.0.0.1:{trial.port}/"
-        with standing_still(trial, chain(*runners)), reading(page) as answered:
+        with hold_still(trial, chain(*runners)), read_again(page) as answered:
             time.sleep(2.0)
             trial.service.send_signal(signal.SIGTERM)
             trial.service.wait()
@@ -108,7 +108,7 @@ def write_successor(folder: Path) -> Path:
 
 
 @contextmanager
-def standing_still(trial: Trial, runners: Iterable[int]) -> Iterator[None]:
+def hold_still(trial: Trial, runners: Iterable[int]) -> Iterator[None]:
     """Stop all processes of the jobs but these runners while the context lasts."""
     pids = set(processes_with({f"DOWNPOUR_JOB={job}" for job in trial.jobs})) - set(runners)
     for pid in pids:
@@ -132,7 +132,7 @@ def read_steps(trial: Trial) -> list[int]:
 
 
 @contextmanager
-def reading(url: str) -> Iterator[list[float]]:
+def read_again(url: str) -> Iterator[list[float]]:
     """Ask for a page again and again; gives the times at which it was read whole."""
     answered: list[float] = []
     over = Event()

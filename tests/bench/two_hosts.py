@@ -4,9 +4,9 @@
 
 The hosts are namespaces of this machine (tests/bench/packed_cluster.py), so both have the same
 cores; between two hosts gradients travel over TCP, within one through shared memory. Each has a
-node of Ray with a shard, and Spark's workers; the driver is on the first. The ways take turns. The
-speed is that of the updates in the middle eight tenths of the run. It needs root and namespaces,
-and other work on the cores spoils it.
+node of Ray and a worker of Spark; the driver is on the first. Ray places the two shards. The ways
+take turns. The speed is that of the updates in the middle eight tenths of the run. It needs root
+and namespaces, and other work on the cores spoils it.
 """
 
 import argparse

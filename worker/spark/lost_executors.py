@@ -20,17 +20,16 @@ class ExecutorWatch:
     """
 
     def __init__(self, df: TaskInput) -> None:
-        self._session = df.sparkSession
-        master = str(df.sparkSession.sparkContext.master) if is_classic(df) else ""
-        self._master = master if master.startswith("spark://") else None
+        self._df = df
+        self._master = str(df.sparkSession.sparkContext.master) if is_classic(df) else ""
         self._seen: float | None = None
 
     def check(self, now: float) -> None:
         """Raise NoServer if there were executors and are none for WITHOUT_S; `now` in seconds."""
-        if self._master is None:
+        if not self._master.startswith("spark://"):
             return
         try:
-            executors = block_managers(self._session).keys() - {DRIVER}
+            executors = block_managers(self._df.sparkSession).keys() - {DRIVER}
         except SPARK_ERRORS:
             return  # the JVM may have ended; the job's own error says so
         if executors:

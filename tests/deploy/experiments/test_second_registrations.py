@@ -39,24 +39,24 @@ def test_a_target_is_reached_by_a_running_mean() -> None:
     assert second_windows._smooth_times([lucky], 5.0) == [26.0]
     assert second_windows._smooth_times([curve([20.0] * 40)], 5.0) == [np.inf]
     falling = [curve(np.linspace(50, 10, 41).tolist())] * 2
-    assert second_windows._targets(falling, (0.5, 1.0)) == pytest.approx([33.0, 13.0])
+    assert second_windows.find_targets(falling, (0.5, 1.0)) == pytest.approx([33.0, 13.0])
 
 
 def test_a_speed_up_is_the_geometric_mean_over_targets() -> None:
     """Twice as fast to each target is 2, and a seed that misses one counts as 0."""
     errors = np.linspace(50, 10, 41).tolist()
     serial, fast = [curve(errors)] * 8, [curve(errors, 0.5)] * 8
-    targets = second_windows._targets(serial, (0.5, 0.9))
-    assert second_windows._speedups(serial, fast, targets) == pytest.approx((2, 2, 2))
+    targets = second_windows.find_targets(serial, (0.5, 0.9))
+    assert second_windows.measure_speedups(serial, fast, targets) == pytest.approx((2, 2, 2))
     stuck = [*fast[:7], curve([50.0] * 41)]
-    assert second_windows._speedups(serial, stuck, targets).low < 2
-    assert second_windows._speedups(serial, stuck, targets).mean == pytest.approx(14 / 8)
+    assert second_windows.measure_speedups(serial, stuck, targets).low < 2
+    assert second_windows.measure_speedups(serial, stuck, targets).mean == pytest.approx(14 / 8)
 
 
 def test_the_optimum_of_a_parabola_has_an_interval() -> None:
     """It is found between the momenta tried; where it falls with W, the slope's interval is below
     0, and where errors are noise it holds 0."""
-    at = np.array(second_windows._MOMENTA)
+    at = np.array(second_windows.MOMENTA)
     assert second_windows._optimum(3 + (at - 0.4) ** 2) == pytest.approx(0.4)
     assert second_windows._optimum(3 - (at - 0.4) ** 2) in (0.0, 0.9)
     assert second_windows._optimum(3 + (at - 2) ** 2) == 0.9
