@@ -67,7 +67,7 @@ def test_by_url(running_ray: "RunningRay", spark_master: str, tmp_path: Path) ->
 
 
 def test_a_master_that_forgets(tmp_path: Path) -> None:
-    """A run whose master starts again without its applications ends, and says why and where to
+    """A run ends where its master starts again without applications, and says why and where to
     continue: it would wait for an executor for ever."""
     tiny_job.write_job(tmp_path, max_iter=1_000_000)
     with standalone_spark(tmp_path / "spark") as master:

@@ -52,6 +52,14 @@ def block_managers(session: SparkSession) -> dict[str, tuple[str, int]]:
     return managers
 
 
+def has_executors(session: SparkSession) -> bool:
+    """Return whether a Spark on a cluster has an executor; costs the same for any number of them.
+
+    The driver is in Spark's list, too.
+    """
+    return int(_context(session)._jsc.sc().statusStore().executorList(True).size()) > 1
+
+
 def await_executors(session: SparkSession, count: int, wait_s: float) -> dict[str, tuple[str, int]]:
     """The block managers once `count` executors have one, or after `wait_s` seconds.
 

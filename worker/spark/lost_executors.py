@@ -5,7 +5,7 @@ folder: it has their executors ended, and their drivers are not told, but wait f
 """
 
 from shards.errors import NoServer
-from worker.spark.executors import DRIVER, block_managers
+from worker.spark.executors import has_executors
 from worker.spark.failures import SPARK_ERRORS
 from worker.spark.tasks import TaskInput, is_classic
 
@@ -29,10 +29,10 @@ class ExecutorWatch:
         if not self._master.startswith("spark://"):
             return
         try:
-            executors = block_managers(self._df.sparkSession).keys() - {DRIVER}
+            present = has_executors(self._df.sparkSession)
         except SPARK_ERRORS:
             return  # the JVM may have ended; the job's own error says so
-        if executors:
+        if present:
             self._seen = now
         elif self._seen is not None and now - self._seen > WITHOUT_S:
             raise NoServer(

@@ -145,7 +145,7 @@ def _classic(
                     _await_executor(context)
                 # It would print a traceback when the JVM is killed, which `run_tasks` reports.
                 context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
-                end_without_memory(gateway)
+                _end_without_memory(gateway)
                 session = SparkSession(context)
         yield session
     finally:
@@ -167,7 +167,7 @@ def _join_submission(app: str, conf: Mapping[str, str]) -> Iterator[SparkSession
             submitted = SparkConf(_jvm=gateway.jvm)
             added = spark_settings.submission(app, submitted.get("spark.app.name"), conf)
             session = SparkSession(_context(gateway, submitted.setAll(list(added.items()))))
-            end_without_memory(gateway)
+            _end_without_memory(gateway)
     except SPARK_ERRORS as error:
         raise GiveUp(f"the Spark of spark-submit did not start: {reason(error)}") from None
     try:
@@ -321,7 +321,7 @@ def _describe_end(log: Path) -> str | None:
     )
 
 
-def end_without_memory(gateway: Any) -> None:
+def _end_without_memory(gateway: Any) -> None:
     """Have a driver's JVM end when one of its threads runs out of memory, as executors do.
 
     Spark's scheduler loses the tasks that it was starting then, and waits for them for ever.

@@ -9,9 +9,6 @@ from shards.errors import NoServer
 from worker.spark import lost_executors
 from worker.spark.lost_executors import WITHOUT_S, ExecutorWatch
 
-ONE = {"driver": ("h", 1), "0": ("h", 2)}
-NONE = {"driver": ("h", 1)}
-
 
 def frame(master: str) -> Any:
     """A DataFrame of a classic session on `master`."""
@@ -19,46 +16,57 @@ def frame(master: str) -> Any:
     return SimpleNamespace(sparkSession=session, _jdf=None)
 
 
-def look(
-    watch: ExecutorWatch, monkeypatch: pytest.MonkeyPatch, managers: dict[str, Any], now: float
-) -> None:
-    """Have a watch look at these block managers."""
-    monkeypatch.setattr(lost_executors, "block_managers", lambda _: managers)
-    watch.check(now)
+class Look:
+    """Looks of a watch at times in seconds, with executors there or not."""
+
+    def __init__(self, df: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._watch = ExecutorWatch(df)
+        self._present = False
+        monkeypatch.setattr(lost_executors, "has_executors", lambda _: self._present)
+
+    def finds_lost(self, now: float, *, present: bool) -> NoServer | None:
+        """The error of a look, if it raises one."""
+        self._present = present
+        try:
+            self._watch.check(now)
+        except NoServer as lost:
+            return lost
+        return None
 
 
 def test_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time without an executor counts from the last that was there; before the first, never."""
-    watch = ExecutorWatch(frame("spark://h:7077"))
-    for now, managers in (
-        (0.0, NONE),
-        (10 * WITHOUT_S, NONE),
-        (10 * WITHOUT_S + 1, ONE),
-        (11 * WITHOUT_S, NONE),
-        (11 * WITHOUT_S + 0.5, ONE),
-        (12 * WITHOUT_S, NONE),
+    look = Look(frame("spark://h:7077"), monkeypatch)
+    for now, present in (
+        (0.0, False),
+        (10 * WITHOUT_S, False),
+        (10 * WITHOUT_S + 1, True),
+        (11 * WITHOUT_S, False),
+        (11 * WITHOUT_S + 0.5, True),
+        (12 * WITHOUT_S, False),
     ):
-        look(watch, monkeypatch, managers, now)
-    with pytest.raises(
-        NoServer, match=r"^Spark at spark://h:7077: expected an executor, got none for 300 s: "
-    ) as lost:
-        look(watch, monkeypatch, NONE, 12 * WITHOUT_S + 1)
-    assert lost.value.retryable
+        assert look.finds_lost(now, present=present) is None, now
+    lost = look.finds_lost(12 * WITHOUT_S + 1, present=False)
+    assert lost is not None
+    assert lost.retryable
+    assert str(lost).startswith(
+        "Spark at spark://h:7077: expected an executor, got none for 300 s: "
+    )
 
 
 @pytest.mark.parametrize("master", ["local[2]", "yarn", "k8s://https://h:443"])
 def test_other_masters(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
     """An embedded Spark has none but the driver, and others give new ones by themselves."""
-    watch = ExecutorWatch(frame(master))
-    look(watch, monkeypatch, ONE, 0.0)
-    look(watch, monkeypatch, NONE, 2 * WITHOUT_S)
+    look = Look(frame(master), monkeypatch)
+    assert look.finds_lost(0.0, present=True) is None
+    assert look.finds_lost(2 * WITHOUT_S, present=False) is None
 
 
 def test_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Spark Connect's server has is not known here."""
-    watch = ExecutorWatch(SimpleNamespace(sparkSession=None))  # type: ignore[arg-type]
-    look(watch, monkeypatch, ONE, 0.0)
-    look(watch, monkeypatch, NONE, 2 * WITHOUT_S)
+    look = Look(SimpleNamespace(sparkSession=None), monkeypatch)
+    assert look.finds_lost(0.0, present=True) is None
+    assert look.finds_lost(2 * WITHOUT_S, present=False) is None
 
 
 def test_a_jvm_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +75,7 @@ def test_a_jvm_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: object) -> None:
         raise ConnectionRefusedError
 
-    watch = ExecutorWatch(frame("spark://h:7077"))
-    look(watch, monkeypatch, ONE, 0.0)
-    monkeypatch.setattr(lost_executors, "block_managers", fail)
-    watch.check(2 * WITHOUT_S)
+    look = Look(frame("spark://h:7077"), monkeypatch)
+    assert look.finds_lost(0.0, present=True) is None
+    monkeypatch.setattr(lost_executors, "has_executors", fail)
+    assert look.finds_lost(2 * WITHOUT_S, present=False) is None

@@ -123,7 +123,7 @@ def test_connect_server(connect_url: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_out_of_memory() -> None:
-    """A JVM whose scheduler may have lost tasks for want of memory ends, and the job says why."""
+    """A JVM ends when it is out of memory, as it may have lost tasks, and the job says why."""
     assert run("memory") == {
         "error": "GiveUp: Spark's JVM has ended, out of memory: give the driver more, by"
         " spark.driver.memory in spark-defaults.conf"
