@@ -62,26 +62,39 @@ def main() -> None:
     options = parser.parse_args()
     if reason := missing_for_bare_hosts():
         sys.exit(f"skipped: {reason}")
-    executor, driver = pack_once("executor"), pack_once("driver", "cli", "server")
     rows = []
-    with tempfile.TemporaryDirectory(prefix="hosts") as folder:
-        unpacked = Path(folder) / "downpour"
-        unpack(driver, unpacked)
+    with packed_files() as (folder, files):
         for case in options.cases:
-            place = Path(folder) / case
+            place = folder / case
             place.mkdir()
             started = time.monotonic()
-            run_case(case, place, unpacked, executor, options.steps)
+            run_case(case, place, files, options.steps)
             rows.append(Goal(f"{case}: to a trained LeNet", time.monotonic() - started, 360, "s"))
     goals(rows)
 
 
-def run_case(case: str, folder: Path, unpacked: Path, executor: Path, steps: int) -> None:
+@contextmanager
+def packed_files() -> Iterator[tuple[Path, Mapping[str, Path]]]:
+    """A folder for hosts, and the files that each needs, by its path there: both archives."""
+    executor, driver = pack_once("executor"), pack_once("driver", "cli", "server")
+    with tempfile.TemporaryDirectory(prefix="hosts") as name:
+        unpacked = Path(name) / "downpour"
+        unpack(driver, unpacked)
+        yield (
+            Path(name),
+            {
+                "/opt/downpour": unpacked,
+                "/opt/executor.tar.gz": executor,
+                "/opt/log4j2": SPARK_LOG,
+            },
+        )
+
+
+def run_case(case: str, folder: Path, files: Mapping[str, Path], steps: int) -> None:
     """Start a cluster, train on it, and assert that every part ran where it should."""
     routed, guarded = CASES[case]
-    files = {"/opt/downpour": unpacked, "/opt/executor.tar.gz": executor, "/opt/log4j2": SPARK_LOG}
     names = ["head", "one", "two", "guest"]
-    with bare_hosts(folder, names, files | STRANGER_FILES, routed=routed) as (*hosts, guest):
+    with bare_hosts(folder, names, {**files, **STRANGER_FILES}, routed=routed) as (*hosts, guest):
         head, *others = hosts
         for host in hosts:
             assert host.run("sh", "-c", "python3 -V || python -V").returncode != 0

@@ -120,7 +120,7 @@ class Trial:
         log = (self.folder / "service.log").open("ab")
         self.service = subprocess.Popen(
             [sys.executable, "-c", _COMMAND, *words, *self._options],
-            cwd=self.checkout,  # whose packages it imports
+            cwd=self.checkout,  # it imports the packages there
             env=environ,
             stdout=log,
             stderr=log,

@@ -12,16 +12,22 @@ and namespaces, and other work on the cores spoils it.
 import argparse
 import statistics
 import sys
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from tests.bench.packed_cluster import HOME, LIMIT_S, TRAIN, cluster, submit_command
+from tests.bench.packed_cluster import (
+    HOME,
+    LIMIT_S,
+    TRAIN,
+    cluster,
+    packed_files,
+    submit_command,
+)
 from tests.bench.report import Goal, goals
 from tests.support.hosts import bare_hosts, missing_for_bare_hosts
-from tests.support.packed import SPARK_LOG, pack_once, unpack
 
 WAYS = {"one host": (2,), "two hosts": (1, 1)}
 """The cores of Spark's worker on each host."""
@@ -36,16 +42,8 @@ def main() -> None:
     options = parser.parse_args()
     if reason := missing_for_bare_hosts():
         sys.exit(f"skipped: {reason}")
-    executor, driver = pack_once("executor"), pack_once("driver", "cli", "server")
     ratios = []
-    with tempfile.TemporaryDirectory(prefix="hosts") as name:
-        folder = Path(name)
-        unpack(driver, folder / "downpour")
-        files = {
-            "/opt/downpour": folder / "downpour",
-            "/opt/executor.tar.gz": executor,
-            "/opt/log4j2": SPARK_LOG,
-        }
+    with packed_files() as (folder, files):
         for number in range(options.rounds):
             speeds = {
                 way: measure_speed(folder / f"{number} {way}", files, cores, options.steps)
@@ -57,7 +55,7 @@ def main() -> None:
 
 
 def measure_speed(
-    folder: Path, files: dict[str, Path], cores: tuple[int, ...], steps: int
+    folder: Path, files: Mapping[str, Path], cores: tuple[int, ...], steps: int
 ) -> float:
     """Train on hosts with these cores; returns the updates a second."""
     folder.mkdir()
