@@ -41,7 +41,7 @@ PUBLISHED = {3: 2.4, 5: 3.8, 10: 4.4}
 """The speed-ups over one worker, by the number of workers."""
 _TAU, _RATE = 50, 0.008
 SHARES = (0.5, 0.7, 0.9)
-"""The shares of one worker's run at whose ends its errors are the targets."""
+"""Shares of one worker's run: its errors at their ends are the targets."""
 _SMOOTHED = 7  # looks
 
 
