@@ -22,36 +22,43 @@ from deploy.experiments.shapes import (
 from deploy.experiments.shapes.base import Judge, Registration, Shape
 from shards.errors import BadInput
 
-_SECOND: dict[int, tuple[Judge, range]] = {
-    1: (second_asynchrony.softsync, second_asynchrony.SEEDS),
-    2: (second_waiting.bounds, second_waiting.SEEDS),
-    3: (second_waiting.idling, second_waiting.SEEDS),
-    4: (second_windows.sparknet, second_windows.SEEDS),
-    5: (windows.elastic, second_windows.SEEDS),
-    6: (second_asynchrony.compensation, second_asynchrony.SEEDS),
-    8: (second_windows.momentum, second_windows.SEEDS),
-    9: (second_waiting.backups, second_waiting.SEEDS),
-    10: (second_windows.speed, second_windows.SEEDS),
-    11: (second_asynchrony.too_high_a_rate, second_asynchrony.SEEDS),
-    12: (second_windows.delays, second_windows.SEEDS),
-    13: (second_asynchrony.one_update_late, second_asynchrony.LATE_SEEDS),
+_LATER: dict[int, list[tuple[Judge, range]]] = {
+    1: [(second_asynchrony.softsync, second_asynchrony.SEEDS)],
+    2: [(second_waiting.bounds, second_waiting.SEEDS)],
+    3: [(second_waiting.idling, second_waiting.SEEDS)],
+    4: [(second_windows.sparknet, second_windows.SEEDS)],
+    5: [(windows.elastic, second_windows.SEEDS)],
+    6: [
+        (second_asynchrony.compensation, second_asynchrony.SEEDS),
+        (second_asynchrony.compensation_at_the_limit, second_asynchrony.THIRD_SEEDS),
+    ],
+    7: [(local_updates.judge_tuned, local_updates.SECOND_SEEDS)],
+    8: [(second_windows.momentum, second_windows.SEEDS)],
+    9: [(second_waiting.backups, second_waiting.SEEDS)],
+    10: [(second_windows.speed, second_windows.SEEDS)],
+    11: [(second_asynchrony.too_high_a_rate, second_asynchrony.SEEDS)],
+    12: [
+        (second_windows.delays, second_windows.SEEDS),
+        (second_windows.longer_delays, second_windows.THIRD_SEEDS),
+    ],
+    13: [(second_asynchrony.one_update_late, second_asynchrony.LATE_SEEDS)],
+    14: [(averages.judge_orthogonal, averages.SECOND_SEEDS)],
 }
-_COMMIT, _COMMITTED_AT = "aa14fd84", "2026-11-28T01:33:23+00:00"
-"""The commit that registered them, and its time."""
-_ORTHOGONAL = Registration(
-    2, averages.judge_orthogonal, averages.SECOND_SEEDS, "67ce2c6b", "2026-11-28T15:43:09+00:00"
-)
+_COMMIT = ("aa14fd84", "2026-11-28T01:33:23+00:00")
+"""The commit that registered most of them, and its time."""
+_OTHER_COMMITS = {"14.2": ("67ce2c6b", "2026-11-28T15:43:09+00:00")}
 
 
-def _with_second(shape: Shape) -> Shape:
-    if shape.number not in _SECOND:
-        return shape
-    judge, seeds = _SECOND[shape.number]
-    return shape._replace(later=(Registration(2, judge, seeds, _COMMIT, _COMMITTED_AT),))
+def _with_later(shape: Shape) -> Shape:
+    later = [
+        Registration(number, judge, seeds, *_OTHER_COMMITS.get(f"{shape.number}.{number}", _COMMIT))
+        for number, (judge, seeds) in enumerate(_LATER.get(shape.number, []), start=2)
+    ]
+    return shape._replace(later=tuple(later))
 
 
 SHAPES: dict[int, Shape] = {
-    shape.number: _with_second(shape)
+    shape.number: _with_later(shape)
     for shape in (
         asynchrony.SOFTSYNC,
         waiting.BOUNDS,
@@ -66,7 +73,7 @@ SHAPES: dict[int, Shape] = {
         asynchrony.TOO_HIGH_A_RATE,
         delays.SHAPE,
         asynchrony.ONE_UPDATE_LATE,
-        averages.SHAPE._replace(later=(_ORTHOGONAL,)),
+        averages.SHAPE,
         fragments.OVERLAP,
         fragments.QUORUM,
         failures.SHAPE,

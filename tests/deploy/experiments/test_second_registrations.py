@@ -1,12 +1,18 @@
 """The estimators of the second registrations, and what they do where a premise fails."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from deploy.experiments.cluster import StepTimes
-from deploy.experiments.shapes import averages, second_asynchrony, second_waiting, second_windows
+from deploy.experiments.shapes import (
+    averages,
+    local_updates,
+    second_asynchrony,
+    second_waiting,
+    second_windows,
+)
 from deploy.experiments.shapes.base import (
     Bench,
     Judge,
@@ -111,12 +117,15 @@ class Untrained(Bench):
     [
         second_asynchrony.softsync,
         second_asynchrony.compensation,
+        second_asynchrony.compensation_at_the_limit,
         second_asynchrony.too_high_a_rate,
         second_waiting.bounds,
         second_waiting.idling,
         second_waiting.backups,
         second_windows.sparknet,
         second_windows.delays,
+        second_windows.longer_delays,
+        local_updates.judge_tuned,
     ],
 )
 def test_a_failed_premise_ends_the_shape(judge: Judge) -> None:
@@ -152,6 +161,78 @@ def test_radial_averaging_is_judged_on_nearly_orthogonal_reports(
     assert reported == list(averages.SECOND_SEEDS)[: 6 * judged]
     first = range(averages.FIRST_SEED, averages.FIRST_SEED + 2 * averages.SEEDS)
     assert not set(averages.SECOND_SEEDS) & {*TUNING_SEEDS, *first}
+
+
+class Chosen(Bench):
+    """A bench on which a function of the trial gives its error, also that of the tuned rates.
+
+    A level's tuned rate is a hundredth of its error.
+    """
+
+    def __init__(self, seeds: range, error_of: Callable[[Trial], float]) -> None:
+        super().__init__(Preset.CI, note=quiet)
+        self.seeds, self._error_of = seeds, error_of
+
+    def tune(self, levels: Sequence[Trial]) -> list[Tuned]:
+        known = [self._error_of(level) for level in levels]
+        return [Tuned(error / 100, error / 100, error) for error in known]
+
+    def _run(self, trials: Sequence[Trial]) -> list[TrialResult]:
+        return [
+            TrialResult(
+                trial=trial,
+                curve=[CurvePoint(100, 100, 100.0, 2.3, self._error_of(trial) + trial.seed / 1e5)],
+                staleness=[1],
+                updates=100,
+            )
+            for trial in trials
+        ]
+
+
+def test_each_number_of_workers_has_the_largest_rate_it_bears() -> None:
+    """Shape 6.3: 3 points behind SGD are borne, and nothing beyond; seeds from 2000."""
+
+    def error_of(trial: Trial) -> float:
+        workers = trial.cluster.workers
+        limit = {1: 1.0, 4: 0.25, 8: 0.13}[workers]
+        lost = 80.0 if trial.rate > limit else {1: 0.0, 4: 1.0, 8: 2.0}[workers]
+        return 3.0 + lost * (0.4 if trial.strategy.startswith("dc_asgd") else 1.0)
+
+    bench = Chosen(second_asynchrony.THIRD_SEEDS, error_of)
+    checks = second_asynchrony.compensation_at_the_limit(bench, False)
+    assert {check.verdict for check in checks} == {ShapeVerdict.REPRODUCED}
+    assert "+1.00 points at 0.215" in checks[0].measured
+    assert "+2.00 points at 0.128" in checks[1].measured
+    rates = {
+        (result.trial.cluster.workers, result.trial.strategy[:3], round(result.trial.rate, 3))
+        for result in bench.results
+    }
+    assert rates == {
+        *((1, "asp", rate) for rate in (0.215, 0.128)),
+        *((4, kind, 0.215) for kind in ("asp", "dc_")),
+        *((8, kind, 0.128) for kind in ("asp", "dc_")),
+        (8, "asp", 0.215),
+    }
+
+
+def test_each_level_has_the_outer_step_that_suits_it() -> None:
+    """Shape 7.2: the reported trials have the outer rate, momentum and inner rate of the least
+    error; the naive form may take a smaller rate."""
+
+    def error_of(level: Trial) -> float:
+        small = "async_diloco:h=25,n=1" in level.strategy and "outer_lr=0.175" in level.strategy
+        suits = "outer_lr=0.35,momentum=0.9" in level.strategy
+        return 1.0 if small else 2.0 if suits else 3.0
+
+    bench = Chosen(local_updates.SECOND_SEEDS, error_of)
+    checks = local_updates.judge_tuned(bench, False)
+    assert [check.origin for check in checks].count(Origin.PREMISE) == 2
+    chosen = {result.trial.strategy: result.trial.rate for result in bench.results}
+    assert len(chosen) == 6  # H 25 is a level for four workers, and for eight
+    assert chosen.pop("async_diloco:h=25,n=1,outer_lr=0.175,momentum=0.5") == 0.01
+    assert all("outer_lr=0.35,momentum=0.9" in strategy for strategy in chosen)
+    assert set(chosen.values()) == {0.02}
+    assert all(result.trial.start is not None for result in bench.results)
 
 
 def test_a_control_has_no_premise() -> None:
