@@ -53,6 +53,8 @@ _TRIALS = {
     "gpu": ("python", "-c", "import cupy"),
 }
 """What each image runs to show that its parts are there."""
+_LIBRARIES = "numpy, pyarrow.compute, pyarrow.dataset, pyarrow.fs, pyarrow.parquet"
+"""Libraries of every image from which parts are removed."""
 
 
 def main() -> None:
@@ -191,6 +193,13 @@ def try_image(target: str, environ: Mapping[str, str]) -> None:
     options = ("--no-healthcheck", "--tmpfs", "/tmp", "--tmpfs", "/opt/spark/work-dir")
     command = (*confined, *options, name_image(target))
     run(*command, *_TRIALS[target], environ=environ)
+    run(
+        *command,
+        "python",
+        "-c",
+        f"import {_LIBRARIES}; numpy.eye(9) @ numpy.eye(9)",
+        environ=environ,
+    )
     assert run(*command, "id", "-u", environ=environ).strip() == "10001"
     checks = '{{join .Config.Healthcheck.Test " "}}'
     test = run(

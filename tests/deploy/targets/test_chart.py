@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[3]
 MINORS = ("1.35", "1.36", "1.37")
 RAY_CLUSTER = TARGETS / "tools" / "raycluster.schema.json"
 OPERATOR = {"ServiceMonitor", "PrometheusRule"}
+RELEASED = sorted((Path(__file__).parent / "released_values").glob("*.yaml"))
+"""All values of each release by its name, with what is optional enabled."""
 
 
 @pytest.fixture(params=VALUES, ids=lambda values: values or "default")
@@ -52,6 +54,27 @@ def test_resources_fit_their_schemas(resources: list[Resource], minor: str) -> N
     check(chart.runner_job(resources), minor)
     for _, pod in chart.pods(resources):
         check(pod, minor)
+
+
+@pytest.mark.parametrize("released", RELEASED, ids=lambda path: path.stem)
+def test_values_of_each_release_still_render(released: Path) -> None:
+    """An upgrade takes the values that an operator has, and changes none of them."""
+    resources = chart.render(str(released))
+    for resource in resources:
+        check(resource, MINORS[-1])
+    assert {"Ingress", "ServiceMonitor", "RayCluster"} <= {item["kind"] for item in resources}
+
+
+def test_the_values_of_this_release_are_kept() -> None:
+    """Those of the chart's version are among them, with every key that the chart has now."""
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    kept = {path.stem: yaml.safe_load(path.read_text()) for path in RELEASED}[version]
+    now = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert {(top, *_keys(kept[top])) for top in kept} == {(top, *_keys(now[top])) for top in now}
+
+
+def _keys(value: object) -> list[str]:
+    return sorted(value) if isinstance(value, dict) else []
 
 
 def test_the_schemas_refuse_unknown_fields_and_kinds() -> None:
