@@ -28,8 +28,9 @@ _HADOOP, _MANAGER = ("YARN_CONF_DIR", "HADOOP_CONF_DIR"), "yarn.resourcemanager"
 START_S = 60.0
 """The usual limit, in seconds, on each stage of a start of a cluster's Spark."""
 GUARDS = ("spark.authenticate", "spark.network.crypto.enabled")
-SUBMISSION_PORT = 6066
-"""The usual port of a standalone master for programs that are submitted over HTTP."""
+SUBMISSION_PORT = "spark.master.rest.port"
+"""The setting of a standalone master's port for programs that are submitted over HTTP."""
+_USUAL_SUBMISSION_PORT = "6066"
 SUBMITTED = "submitted"
 """The URL of the Spark that runs this program through spark-submit."""
 _DEFAULT_PORTS = {"https": 443, "http": 80, "sc": 15002}
@@ -281,6 +282,18 @@ def check_guarded(master: str, settings: Mapping[str, str | None]) -> None:
                 "(docs/explanation/security.md), or give --plaintext"
             ),
         )
+
+
+def find_submission_port(settings: Mapping[str, str | None]) -> int:
+    """The port where a standalone master takes programs over HTTP, as far as a session knows it.
+
+    Only the master knows for sure: a session has its setting where both read one
+    spark-defaults.conf.
+    """
+    given = settings.get(SUBMISSION_PORT) or _USUAL_SUBMISSION_PORT
+    if not (given.isascii() and given.isdecimal()) or not 1 <= int(given) <= 65535:
+        raise BadInput(SUBMISSION_PORT, expected="a port from 1 to 65535", got=given)
+    return int(given)
 
 
 def check_connect(url: str) -> None:

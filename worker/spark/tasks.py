@@ -3,7 +3,7 @@
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
@@ -272,27 +272,30 @@ def check_guarded(df: TaskInput) -> None:
     Or if a standalone master runs programs of strangers.
     """
     session = df.sparkSession
+    names = (*spark_settings.GUARDS, spark_settings.SUBMISSION_PORT)
     if is_classic(df):
         conf = session.sparkContext.getConf()
-        settings = {name: conf.get(name) for name in spark_settings.GUARDS}
+        settings = {name: conf.get(name) for name in names}
         master = str(session.sparkContext.master)
     else:
         try:
-            settings = {name: session.conf.get(name, None) for name in spark_settings.GUARDS}
+            settings = {name: session.conf.get(name, None) for name in names}
             master = str(session.conf.get("spark.master", ""))
         except SPARK_ERRORS as error:
             raise GiveUp(f"Spark Connect does not show its settings: {reason(error)}") from None
     spark_settings.check_guarded(master, settings)
-    check_submissions(master)
+    check_submissions(master, settings)
 
 
-def check_submissions(master: str, port: int = spark_settings.SUBMISSION_PORT) -> None:
-    """Raise BadInput if a standalone master at `master` takes programs over HTTP at `port`.
+def check_submissions(master: str, settings: Mapping[str, str | None]) -> None:
+    """Raise BadInput if a standalone master at `master` takes programs over HTTP.
 
     Spark asks nobody there for its secret, so a stranger could run programs on the workers.
+    `settings` are the session's, which may name the port.
     """
     if not master.startswith("spark://") or spark_settings.stays_here(master):
         return
+    port = spark_settings.find_submission_port(settings)
     for host, _ in spark_settings.addresses(master, {}):
         if _takes_submissions(host, port):
             raise BadInput(
