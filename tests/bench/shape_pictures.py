@@ -1,4 +1,4 @@
-"""The pictures of shapes 1 to 4, 8 to 11 and 14 to 18, from the outcomes in a folder.
+"""The pictures of shapes 1 to 4, 6 to 12 and 14 to 18, from the outcomes in a folder.
 
     python -m tests.bench.shape_pictures [--out runs/experiments/shapes-ci] [--only 15 17]
 
@@ -14,9 +14,11 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from numpy.typing import NDArray
 
 from deploy.experiments.shapes import averages, failures
 from deploy.experiments.shapes.base import ShapeOutcome, load_outcomes, times_to
+from deploy.experiments.shapes.local_updates import read_perplexities
 from deploy.experiments.shapes.second_windows import (
     MOMENTA,
     PUBLISHED,
@@ -125,6 +127,78 @@ def draw_speedups(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
     axis.plot(places, list(PUBLISHED.values()), "x", color="black", label="published")
     axis.set_xticks(places, [str(workers) for workers in PUBLISHED])
     axis.set(xlabel="workers", ylabel="speed-up over one worker", ylim=(0, None))
+
+
+def draw_compensation(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
+    """Draw the errors of SGD, ASGD and DC-ASGD by seed, for each number of workers at its rate."""
+    assert outcome is not None, "the shape has been run"
+    levels: dict[tuple[int, bool, float], list[float]] = {}
+    for result in outcome.trials:
+        trial = result.trial
+        key = trial.cluster.workers, trial.strategy.startswith("dc_asgd"), trial.rate
+        levels.setdefault(key, []).append(result.error)
+    rates = {workers: rate for workers, compensated, rate in levels if compensated}
+    for axis, (workers, rate) in zip(axes, rates.items(), strict=True):
+        keys = [(1, False, rate), (workers, False, rate), (workers, True, rate)]
+        for place, key in enumerate(keys):
+            _dots(axis, place, levels[key])
+        axis.set_xticks(range(3), ["SGD", "ASGD", "DC-ASGD-a"])
+        axis.set_title(f"{workers} workers, rate {rate:.3g}", fontsize=9)
+    axes[0].set_ylabel("error, %")
+
+
+def draw_windows(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
+    """Draw the perplexity over H in rounds, and what losses and asynchrony cost, by seed."""
+    rounds: dict[int, NDArray[np.float64]] = {}
+    others: dict[str, NDArray[np.float64]] = {}
+    names = {"lossy": "half lost", "n=1": "naive", "speeds=": "DN + DyLU"}
+    for text, results in _by_strategy(outcome).items():
+        for workers in {result.trial.cluster.workers for result in results}:
+            level = [result for result in results if result.trial.cluster.workers == workers]
+            found = read_perplexities(level)
+            if text.startswith("diloco") and workers == 4:
+                rounds[int(text.partition("h=")[2].partition(",")[0])] = found
+            else:
+                name = next((name for part, name in names.items() if part in text), "rounds of 8")
+                others[name] = found
+    first, second = axes
+    _band(first, list(rounds), [mean_interval(level) for level in rounds.values()], _BLUE, "")
+    first.set_xscale("log")
+    first.set_xticks(list(rounds), [str(h) for h in rounds])
+    first.minorticks_off()
+    first.set(xlabel="steps in a round, H", ylabel="perplexity of a character")
+    eight = others.pop("rounds of 8")
+    published = {"half lost": 2.0, "naive": 100 * (44.27 / 41.35 - 1), "DN + DyLU": -0.5}
+    for place, name in enumerate(published):
+        _dots(second, place, 100 * (others[name] / (eight if place == 0 else rounds[25]) - 1))
+    second.plot(range(len(published)), list(published.values()), "x", color="black")
+    second.axhline(0, color="black", lw=0.7)
+    second.set_xticks(range(len(published)), list(published))
+    second.set_ylabel("perplexity above that of rounds, %")
+
+
+def draw_delays(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
+    """Draw the updates to the target over the delay, relative to those without: depths, rules."""
+    assert outcome is not None, "the shape has been run"
+    target = outcome.trials[0].trial.until_error
+    levels: dict[tuple[str, str], dict[int, list[TrialResult]]] = {}
+    for result in outcome.trials:
+        trial = result.trial
+        kind = trial.workload.removeprefix("deep:"), trial.rule.partition(":")[0]
+        levels.setdefault(kind, {}).setdefault(trial.cluster.delays, []).append(result)
+    depths = {f"{depth} layers": by for (depth, rule), by in levels.items() if rule == "sgd"}
+    rules = {rule: by for (depth, rule), by in levels.items() if depth == "2"}
+    colours = (_GREY, _BLUE, _RED, "#15803d", "#7c3aed")
+    for axis, kinds in zip(axes, (depths, rules), strict=True):
+        for (name, by_delay), colour in zip(kinds.items(), colours, strict=False):
+            times = {s: times_to(found, target, updates=True) for s, found in by_delay.items()}
+            known = {s: np.array(found.values) for s, found in times.items() if found.comparable}
+            shares = [median_interval(list(values / known[0])) for values in known.values()]
+            _band(axis, list(known), shares, colour, name)
+        axis.set_xlabel("delay s, updates")
+        axis.set_yscale("log")
+        axis.legend(frameon=False, fontsize=7)
+    axes[0].set_ylabel(f"T(s) / T(0), to {target:g} % error")
 
 
 def draw_momenta(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
@@ -312,10 +386,13 @@ PICTURES: dict[int, tuple[Draw, int]] = {
     2: (draw_bounds, 3),
     3: (draw_bounds, 3),
     4: (draw_speedups, 1),
+    6: (draw_compensation, 2),
+    7: (draw_windows, 2),
     8: (draw_momenta, 1),
     9: (draw_backups, 1),
     10: (draw_crossing, 1),
     11: (draw_accuracies, 1),
+    12: (draw_delays, 2),
     14: (draw_lengths, 1),
     15: (draw_costs, 1),
     16: (draw_times, 1),
@@ -328,8 +405,8 @@ PICTURES: dict[int, tuple[Draw, int]] = {
 def draw(number: int, outcome: ShapeOutcome | None, path: Path) -> None:
     """Draw one shape."""
     fill, panels = PICTURES[number]
-    size = (5.2, 3.3) if panels == 1 else (2.6 * panels, 2.7)
-    same = fill is not draw_bounds  # its panels have different units
+    size = (5.2, 3.3) if panels == 1 else (max(2.6 * panels, 6.4), 2.7)
+    same = fill not in (draw_bounds, draw_windows)  # their panels have different units
     figure, axes = plt.subplots(1, panels, figsize=size, sharey=same, squeeze=False)
     fill(axes[0], outcome)
     for axis in axes[0]:

@@ -75,7 +75,7 @@ def judge(bench: Bench, control: bool) -> list[Check]:
             del chosen[name]
     tuned = [structs.replace(level, rate=rate.best) for level, rate in chosen.values()]
     by_name = dict(zip(chosen, bench.run(tuned, bench.pick(5, 10)), strict=True))
-    read = {name: _perplexities(results) for name, results in by_name.items()}
+    read = {name: read_perplexities(results) for name, results in by_name.items()}
     sync = read["H 50"]
     plain = f"; without outer momentum {_percent(_over(read['no momentum'], sync))} over H 50"
     return [
@@ -138,7 +138,7 @@ def judge_tuned(bench: Bench, control: bool) -> list[Check]:
         return premises
     tuned = _tune_outer_steps(bench, levels)
     by_name = dict(zip(levels, bench.run(tuned.values(), len(SECOND_SEEDS)), strict=True))
-    read = {name: _perplexities(results) for name, results in by_name.items()}
+    read = {name: read_perplexities(results) for name, results in by_name.items()}
     sync, naive = read["H 25"], tuned["naive"]
     return [
         *premises,
@@ -233,7 +233,7 @@ def _naive(late: NDArray[np.float64], sync: NDArray[np.float64], outer: str) -> 
     )
 
 
-def _perplexities(results: list[TrialResult]) -> NDArray[np.float64]:
+def read_perplexities(results: list[TrialResult]) -> NDArray[np.float64]:
     """exp(loss) at the end; no run counts as worse than a guess among all symbols.
 
     The first run had no such limit where a loss was finite: one diverging seed, at a perplexity
