@@ -7,9 +7,10 @@ interrupted one, and is removed.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
+from math import inf
 
 import msgspec
 from msgspec import structs
@@ -99,6 +100,7 @@ class SnapshotCatalog:
         self.store = open_store(location) if isinstance(location, Place) else location
         self._keep = keep
         self._newest: tuple[str, float] | None = None
+        self._times: dict[str, float] = {}  # when each was taken, of those that `tidy` has read
         self.untidy = ""  # why the last `save` could not remove old snapshots
 
     def __contains__(self, name: str) -> bool:
@@ -187,6 +189,7 @@ class SnapshotCatalog:
         """
         taken_at = max(time.time(), self._latest_time() + _TICK_S)
         store = self.store.below(str(number))
+        self._times.pop(str(number), None)
         save_snapshot(
             store,
             states,
@@ -198,6 +201,7 @@ class SnapshotCatalog:
             residuals=residuals,
         )
         self._newest = str(number), taken_at
+        self._times[str(number)] = taken_at
         self.untidy = ""
         try:
             self.tidy()
@@ -208,13 +212,17 @@ class SnapshotCatalog:
 
     def tidy(self) -> None:
         """Remove incomplete snapshots, and those beyond the retention. Raises OSError."""
-        entries = self.entries()
-        for entry in entries:
-            if entry.state is SnapshotStatus.INCOMPLETE:
+        names = self._names()
+        # A manifest does not change, and in an object store to read one costs a round trip.
+        times = {name: self._times[name] for name in names if name in self._times}
+        for entry in map(self._entry, sorted(set(names) - set(times))):
+            if entry.manifest is not None:
+                times[entry.name] = entry.manifest.taken_at
+            elif entry.state is SnapshotStatus.INCOMPLETE:
                 sweep(self.store.below(entry.name))
-        whole = [entry for entry in entries if entry.manifest is not None]
-        for entry in _find_expired(whole, self._keep, time.time()):
-            discard(self.store.below(entry.name))
+        self._times = times
+        for name in _find_expired(times, self._keep, time.time()):
+            discard(self.store.below(name))
 
     def _names(self) -> list[str]:
         with self._reach_store():
@@ -251,13 +259,11 @@ def _age(entry: CatalogEntry) -> tuple[float, int]:
     return entry.manifest.taken_at if entry.manifest else 0.0, int(entry.name)
 
 
-def _find_expired(whole: Sequence[CatalogEntry], keep: Retention, now: float) -> list[CatalogEntry]:
-    """The snapshots to remove, of a list in ascending order of time; never the last."""
-    surplus = len(whole) - keep.count if keep.count is not None else 0
-    out: list[CatalogEntry] = []
-    for number, entry in enumerate(whole[:-1]):
-        assert entry.manifest is not None
-        old = keep.seconds is not None and entry.manifest.taken_at < now - keep.seconds
-        if number < surplus or old:
-            out.append(entry)
-    return out
+def _find_expired(times: Mapping[str, float], keep: Retention, now: float) -> list[str]:
+    """The snapshots to remove, of those that were taken at these times; never the newest."""
+    names = sorted(times, key=lambda name: (times[name], int(name)))
+    surplus = len(names) - keep.count if keep.count is not None else 0
+    oldest = now - keep.seconds if keep.seconds is not None else -inf
+    return [
+        name for number, name in enumerate(names[:-1]) if number < surplus or times[name] < oldest
+    ]

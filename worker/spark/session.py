@@ -236,10 +236,12 @@ def ship_code(spark: SparkSession) -> None:
         return
     # Executors fetch the file from here when they start; it goes when the session's own files go.
     code_folder = Path(SparkFiles.getRootDirectory()).with_name("downpour-code")
-    if not code_folder.exists():
-        code_folder.mkdir()
+    shipped = code_folder / "shipped"
+    if not shipped.exists():  # not the folder: a call may fail when it has made that
+        code_folder.mkdir(exist_ok=True)
         with _change_environment({}):
             spark.sparkContext.addPyFile(str(pack_code(code_folder)))
+        shipped.touch()
 
 
 @contextmanager

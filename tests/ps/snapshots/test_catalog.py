@@ -9,7 +9,7 @@ import pytest
 
 from ps.snapshots import catalog as shelves
 from ps.snapshots.catalog import Retention, SnapshotCatalog, SnapshotStatus
-from ps.snapshots.manifest import Manifest, save_snapshot
+from ps.snapshots.manifest import Manifest, load_manifest, save_snapshot
 from ps.storage import ArrowStore, LocalStore, Store
 from shards.errors import BadInput, GiveUp
 from tests.support.snapshot_stores import JOB, full_disk, mocked, same, states_of
@@ -129,6 +129,30 @@ def test_as_many_stay_as_told(
         shelf.save(number, states_of(number), **JOB)
     assert names(shelf) == left
     assert same(shelf.newest_good().states, states_of(4))
+
+
+def test_a_snapshot_costs_no_reads_of_earlier_ones(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A catalog reads each manifest once, those of an earlier process too; retention still holds,
+    and a number that is taken again is as new as its last time."""
+    for number in (1, 2, 3):
+        SnapshotCatalog(store).save(number, states_of(number), **JOB)
+    read = list[str]()
+
+    def read_manifest(place: Store) -> Manifest:
+        read.append(place.place.rpartition("/")[2])
+        return load_manifest(place)
+
+    monkeypatch.setattr(shelves, "load_manifest", read_manifest)
+    shelf = SnapshotCatalog(store, Retention(count=4))
+    shelf.save(4, states_of(4), **JOB)
+    assert sorted(read) == ["1", "1", "2", "2", "3", "3"]  # for the newest time, and to tidy
+    read.clear()
+    for number in (5, 2, 6):
+        shelf.save(number, states_of(number), **JOB)
+    assert not read
+    assert names(shelf) == ["4", "5", "2", "6"]
 
 
 def test_remains_go_with_the_next_snapshot(store: Store) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyspark
 import pytest
-from pyspark import SparkContext
+from pyspark import SparkContext, SparkFiles
 from pyspark.sql import SparkSession
 
 import worker
@@ -249,6 +249,29 @@ def test_code_is_shipped_to_executors_alone(spark: Any) -> None:
     assert sys.path == path
     shipped = f"downpour-{build_id()}.zip"
     assert spark.sparkContext._python_includes.count(shipped) == 1
+
+
+def test_code_is_shipped_after_a_call_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, say, leaves a folder without an archive: the next call fills it."""
+    given = list[str]()
+    session: Any = SimpleNamespace(
+        _jsparkSession=None, sparkContext=SimpleNamespace(addPyFile=given.append)
+    )
+    monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: tmp_path / "files")
+
+    def fail(_: Path) -> Path:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(session_module, "pack_code", fail)
+        with pytest.raises(OSError, match="No space left"):
+            worker.ship_code(session)
+    assert not given
+    for _ in range(2):
+        worker.ship_code(session)
+    assert given == [str(tmp_path / "downpour-code" / f"downpour-{build_id()}.zip")]
 
 
 @pytest.mark.timeout(900)
