@@ -186,7 +186,7 @@ def draw_delays(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
         trial = result.trial
         kind = trial.workload.removeprefix("deep:"), trial.rule.partition(":")[0]
         levels.setdefault(kind, {}).setdefault(trial.cluster.delays, []).append(result)
-    depths = {f"{depth} layers": by for (depth, rule), by in levels.items() if rule == "sgd"}
+    depths = {f"depth {depth}": by for (depth, rule), by in levels.items() if rule == "sgd"}
     rules = {rule: by for (depth, rule), by in levels.items() if depth == "2"}
     colours = (_GREY, _BLUE, _RED, "#15803d", "#7c3aed")
     for axis, kinds in zip(axes, (depths, rules), strict=True):
@@ -197,6 +197,8 @@ def draw_delays(axes: Sequence[Any], outcome: ShapeOutcome | None) -> None:
             _band(axis, list(known), shares, colour, name)
         axis.set_xlabel("delay s, updates")
         axis.set_yscale("log")
+        axis.minorticks_off()
+        axis.set_yticks([1, 2, 4], ["1", "2", "4"])
         axis.legend(frameon=False, fontsize=7)
     axes[0].set_ylabel(f"T(s) / T(0), to {target:g} % error")
 
