@@ -8,7 +8,7 @@ interrupted one, and is removed.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import StrEnum
 from math import inf
 
@@ -99,8 +99,7 @@ class SnapshotCatalog:
         """Does not access the store yet. Raises BadInput if `location` is invalid."""
         self.store = open_store(location) if isinstance(location, Place) else location
         self._keep = keep
-        self._newest: tuple[str, float] | None = None
-        self._times: dict[str, float] = {}  # when each was taken, of those that `tidy` has read
+        self._times: dict[str, float] = {}  # when each was taken, of those that have been read
         self.untidy = ""  # why the last `save` could not remove old snapshots
 
     def __contains__(self, name: str) -> bool:
@@ -200,7 +199,6 @@ class SnapshotCatalog:
             taken_at=taken_at,
             residuals=residuals,
         )
-        self._newest = str(number), taken_at
         self._times[str(number)] = taken_at
         self.untidy = ""
         try:
@@ -212,17 +210,23 @@ class SnapshotCatalog:
 
     def tidy(self) -> None:
         """Remove incomplete snapshots, and those beyond the retention. Raises OSError."""
-        names = self._names()
-        # A manifest does not change, and in an object store to read one costs a round trip.
-        times = {name: self._times[name] for name in names if name in self._times}
-        for entry in map(self._entry, sorted(set(names) - set(times))):
-            if entry.manifest is not None:
-                times[entry.name] = entry.manifest.taken_at
-            elif entry.state is SnapshotStatus.INCOMPLETE:
+        for entry in self._read_times():
+            if entry.state is SnapshotStatus.INCOMPLETE:
                 sweep(self.store.below(entry.name))
-        self._times = times
-        for name in _find_expired(times, self._keep, time.time()):
+        for name in _find_expired(self._times, self._keep, time.time()):
             discard(self.store.below(name))
+
+    def _read_times(self) -> list[CatalogEntry]:
+        """Learn when each snapshot was taken; returns those without a readable manifest.
+
+        A manifest does not change, and in an object store to read one costs a round trip.
+        """
+        names = self._names()
+        known = {name: self._times[name] for name in names if name in self._times}
+        entries = [self._entry(name) for name in names if name not in known]
+        new = {entry.name: entry.manifest.taken_at for entry in entries if entry.manifest}
+        self._times = known | new
+        return [entry for entry in entries if entry.manifest is None]
 
     def _names(self) -> list[str]:
         with self._reach_store():
@@ -247,12 +251,9 @@ class SnapshotCatalog:
             return CatalogEntry(name, SnapshotStatus.DAMAGED, None, str(error))
 
     def _latest_time(self) -> float:
-        if self._newest is None:
-            with suppress(BadInput):
-                entry = self.newest()
-                assert entry.manifest is not None
-                self._newest = entry.name, entry.manifest.taken_at
-        return self._newest[1] if self._newest is not None else 0.0
+        if not self._times:
+            self._read_times()
+        return max(self._times.values(), default=0.0)
 
 
 def _age(entry: CatalogEntry) -> tuple[float, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from xml.etree import ElementTree as ET
 
-from ps.transport.addresses import on_this_host
+from ps.transport.addresses import LAST_PORT, on_this_host
 from shards.errors import BadInput
 from worker.spark.daemon import PRELOADED
 
@@ -290,10 +290,10 @@ def find_submission_port(settings: Mapping[str, str | None]) -> int:
     Only the master knows for sure: a session has its setting where both read one
     spark-defaults.conf.
     """
-    given = settings.get(SUBMISSION_PORT) or _USUAL_SUBMISSION_PORT
-    if not (given.isascii() and given.isdecimal()) or not 1 <= int(given) <= 65535:
-        raise BadInput(SUBMISSION_PORT, expected="a port from 1 to 65535", got=given)
-    return int(given)
+    text = settings.get(SUBMISSION_PORT) or _USUAL_SUBMISSION_PORT
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= LAST_PORT:
+        raise BadInput(SUBMISSION_PORT, expected=f"a port from 1 to {LAST_PORT}", got=text)
+    return int(text)
 
 
 def check_connect(url: str) -> None:

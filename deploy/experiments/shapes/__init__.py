@@ -46,11 +46,11 @@ _LATER: dict[int, list[tuple[Judge, range]]] = {
 }
 _COMMIT = ("aa14fd84", "2026-11-28T01:33:23+00:00")
 """The commit that registered most of them, and its time."""
-_LIMITS = ("17037266", "2026-11-30T06:06:18+00:00")
+_LATER_COMMIT = ("17037266", "2026-11-30T06:06:18+00:00")
 _OTHER_COMMITS = {
-    "6.3": _LIMITS,
-    "7.2": _LIMITS,
-    "12.3": _LIMITS,
+    "6.3": _LATER_COMMIT,
+    "7.2": _LATER_COMMIT,
+    "12.3": _LATER_COMMIT,
     "14.2": ("67ce2c6b", "2026-11-28T15:43:09+00:00"),
 }
 

@@ -79,10 +79,10 @@ def judge(bench: Bench, control: bool) -> list[Check]:
     sync = read["H 50"]
     plain = f"; without outer momentum {_percent(_over(read['no momentum'], sync))} over H 50"
     return [
-        *_windows({h: read[f"H {h}"] for h in windows}, 50, plain),
+        *_judge_windows({h: read[f"H {h}"] for h in windows}, 50, plain),
         _dropping(read["dropped"], sync),
         _naive(read[naive], sync, naive.removeprefix("naive ")),
-        _delayed(read["DN + DyLU"], sync),
+        _judge_delayed_nesterov(read["DN + DyLU"], sync),
     ]
 
 
@@ -100,8 +100,15 @@ def judge_tuned(bench: Bench, control: bool) -> list[Check]:
     exchanges lost cost at most 4 %; the naive asynchronous form is worse than rounds; delayed
     Nesterov with dynamic local steps is within 1 % of them.
     """
-    start = Trial(workload="charlm", batch=32, rule="adamw", gradients=3000, tested=4000)
-    start = structs.replace(start, strategy="asp", cluster=ClusterModel(workers=1))
+    start = Trial(
+        workload="charlm",
+        batch=32,
+        strategy="asp",
+        rule="adamw",
+        gradients=3000,
+        tested=4000,
+        cluster=ClusterModel(workers=1),
+    )
     (trained,) = bench.tune([start])
     base = Trial(
         workload="charlm",
@@ -142,10 +149,10 @@ def judge_tuned(bench: Bench, control: bool) -> list[Check]:
     sync, naive = read["H 25"], tuned["naive"]
     return [
         *premises,
-        *_windows({h: read[f"H {h}"] for h in _WINDOWS}, 5),
+        *_judge_windows({h: read[f"H {h}"] for h in _WINDOWS}, 5),
         _dropping(read["dropped"], read["8 workers"]),
         _naive(read["naive"], sync, naive.strategy.partition(",outer_lr=")[2]),
-        _delayed(read["DN + DyLU"], sync),
+        _judge_delayed_nesterov(read["DN + DyLU"], sync),
     ]
 
 
@@ -183,7 +190,7 @@ def _tune_outer_steps(bench: Bench, levels: dict[str, Trial]) -> dict[str, Trial
     return {name: structs.replace(level, rate=rate.best) for name, (rate, level) in best.items()}
 
 
-def _windows(
+def _judge_windows(
     read: dict[int, NDArray[np.float64]], least: int, more: str = ""
 ) -> tuple[Check, Check]:
     """Judge that the perplexity rises with the window, and by how much from `least` to the last."""
@@ -207,7 +214,7 @@ def _windows(
     )
 
 
-def _delayed(late: NDArray[np.float64], sync: NDArray[np.float64]) -> Check:
+def _judge_delayed_nesterov(late: NDArray[np.float64], sync: NDArray[np.float64]) -> Check:
     same, apart = equivalent(late / sync, np.ones_like(sync), 0.01)
     return Check(
         "delayed Nesterov with dynamic steps is within 1 % of rounds",
