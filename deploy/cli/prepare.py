@@ -10,8 +10,8 @@ def prepare() -> None:
     """Write what makes Spark start sooner on this machine, once for an installation.
 
     It is a file of some 190 MB in your cache folder, and takes less than a minute. Java's classes
-    are read from there by each `downpour train` with the embedded Spark, and by your own sessions
-    with `deploy.spark_environment()`.
+    are read from there by each `downpour train`, by your own sessions with
+    `deploy.spark_environment()`, and by executors on machines where it has run, too.
     """
     from deploy.clusters.class_archive import write_archive
     from deploy.clusters.java import spark_environment

@@ -2,9 +2,11 @@
 
 Much of the CPU time of a start of Spark is Java's, which reads thousands of classes from jars and
 verifies them. `write_archive` has a JVM write them as it has them in memory, once for a Java and a
-Spark; `archive_options` names the file for later JVMs. Java checks that the file is of this Java
-and of these jars, and does without it if not. It does not check that the file is whole, and ends by
-SIGBUS if it is not: so its size is in its name, which it gets when it is complete.
+Spark; `archive_options` names the file for later JVMs of drivers, `executor_settings` for those of
+executors. Java checks that the file is of this Java and of these jars, and does without it if not,
+or if there is none. It does not check that the file is whole, and ends by SIGBUS if it is not: so
+a link has its size as its name, and drivers read that. Executors run on other machines, where the
+size may be another, and read the file itself.
 """
 
 import os
@@ -23,6 +25,8 @@ from shards.errors import BadInput, GiveUp
 
 OPTIONS = "SPARK_SUBMIT_OPTS"
 """The variable with options that Spark's launcher gives a driver's JVM before all others."""
+EXECUTOR_OPTIONS = "spark.executorEnv.JDK_JAVA_OPTIONS"
+"""The setting with options that Java itself reads, besides those that Spark gives an executor."""
 _QUIET = "-Xlog:cds*=off"
 _LIMIT_S = 600.0
 
@@ -36,14 +40,24 @@ def archive_options(java_home: str, environ: Mapping[str, str]) -> dict[str, str
     options = environ.get(OPTIONS, "")
     if archive is None or f"SharedArchiveFile={archive}" in options:
         return {}
-    named = f'"-XX:SharedArchiveFile={archive}"'  # a folder's name may have a space in it
-    return {OPTIONS: " ".join(filter(None, [_QUIET, named, options]))}
+    return {OPTIONS: f"{_name_archive(archive)} {options}".rstrip()}
+
+
+def executor_settings(java_home: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The setting that names the archive of each executor's machine; empty without one here.
+
+    There it is expected in the same folder, as written for a Java and a Spark at the same places.
+    """
+    if find_archive(java_home, environ) is None:
+        return {}
+    return {EXECUTOR_OPTIONS: _name_archive(_archive_path(java_home, environ))}
 
 
 def find_archive(java_home: str, environ: Mapping[str, str]) -> Path | None:
     """The archive of this Java and the Spark of this Python; None if there is none."""
     with suppress(BadInput, OSError):  # no home, or a writer has just removed it
-        for path in cache_folder(environ).glob(f"{_identify(java_home)}-*.jsa"):
+        complete = _archive_path(java_home, environ)
+        for path in complete.parent.glob(f"{complete.stem}-*.jsa"):
             if path.stem.endswith(f"-{path.stat().st_size}"):
                 return path
     return None
@@ -55,20 +69,25 @@ def write_archive(java_home: str, environ: Mapping[str, str]) -> Path:
     It replaces an earlier one. `environ` are the variables of the process that runs Spark. Raises
     BadInput if its folder cannot be written, GiveUp if Java writes no archive, or takes too long.
     """
-    folder, identity = cache_folder(environ), _identify(java_home)
+    complete = _archive_path(java_home, environ)
+    folder = complete.parent
     hint = "set XDG_CACHE_HOME to a folder of yours with 200 MB free"
     with report_unwritable(f"the archive of Spark's classes in {folder}", hint):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        complete = folder / f"{identity}.jsa"
-        earlier = list(folder.glob(f"{identity}-*.jsa"))
+        earlier = list(folder.glob(f"{complete.stem}-*.jsa"))
         with whole_file(complete, flush=Flush.CONTENT, contended=True) as partial:
             _rehearse(java_home, partial, environ)
-        sized = complete.with_stem(f"{identity}-{complete.stat().st_size}")
-        complete.rename(sized)
+        sized = complete.with_stem(f"{complete.stem}-{complete.stat().st_size}")
+        with suppress(FileExistsError):  # another writer, or an earlier release, has made it
+            sized.symlink_to(complete.name)
         for path in earlier:
             if path != sized:
                 path.unlink(missing_ok=True)  # a JVM that has mapped it keeps its content
     return sized
+
+
+def _name_archive(path: Path) -> str:
+    return f'{_QUIET} "-XX:SharedArchiveFile={path}"'  # a folder's name may have a space in it
 
 
 def _rehearse(java_home: str, archive: Path, environ: Mapping[str, str]) -> None:
@@ -101,10 +120,10 @@ def _rehearse(java_home: str, archive: Path, environ: Mapping[str, str]) -> None
         raise GiveUp(f"the Java in {java_home} wrote no archive of Spark's classes{last}")
 
 
-def _identify(java_home: str) -> str:
-    """A name for this Java with the Spark of this Python."""
+def _archive_path(java_home: str, environ: Mapping[str, str]) -> Path:
+    """The file for this Java and the Spark of this Python."""
     spark = find_spec("pyspark")
     assert spark is not None
     assert spark.origin is not None
     places = os.path.realpath(java_home), os.path.realpath(spark.origin)
-    return f"spark-classes-{make_digest(shlex.join(places))}"
+    return cache_folder(environ) / f"spark-classes-{make_digest(shlex.join(places))}.jsa"

@@ -22,7 +22,7 @@ from shlex import quote
 
 import msgspec
 
-from deploy.clusters.class_archive import archive_options
+from deploy.clusters.class_archive import archive_options, executor_settings
 from deploy.clusters.user_cache import cache_folder, make_digest, report_unwritable
 from ps.whole_files import whole_file
 from shards.errors import BadInput
@@ -71,15 +71,18 @@ def spark_settings(*modules: str, environ: Mapping[str, str] | None = None) -> d
     the worker would load them itself. The process begins at this call, so that it is ready when a
     local Spark is; it ends with Spark. Name modules that start no thread when they are imported; if
     one does, a line says so, and the workers load all of `modules` themselves. On a cluster the
-    Python of the executors needs this project installed. The settings are empty if `environ`
-    (default: this process's) names another Python than this one in PYSPARK_PYTHON. They take effect
-    only in a session that is new.
+    Python of the executors needs this project installed; where `downpour prepare` has run, their
+    JVMs read what it has written there. The settings are empty if `environ` (default: this
+    process's) names another Python than this one in PYSPARK_PYTHON. They take effect only in a
+    session that is new.
     """
     environ = os.environ if environ is None else environ
     settings = preload(environ, modules)
     if settings:
         address = head_start.start({**environ, PRELOADED: " ".join(modules)})
         settings[f"spark.executorEnv.{head_start.AHEAD}"] = address
+        if home := environ.get("JAVA_HOME"):  # as `spark_environment` sets it
+            settings |= executor_settings(home, environ)
     return settings
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from deploy.clusters.class_archive import executor_settings
 from deploy.clusters.java import spark_environment, start_ahead
 from deploy.clusters.probe import check_spark_url
 from deploy.run.disk_space import check_room
@@ -99,9 +100,13 @@ def start(
     `note` is called with the name of each once it is ready.
     """
     env: dict[str, str] = {}
+    conf = settings.spark_conf()
     if settings.spark is None:
         with defer_interrupt():
             env = spark_environment() | start_ahead(os.environ)
+    elif spark_settings.starts_java(settings.spark):
+        env = spark_environment()
+        conf = executor_settings(env["JAVA_HOME"], os.environ) | conf
     if settings.shards_in is Placement.RAY:
         from deploy.clusters import ray_cluster
 
@@ -122,7 +127,7 @@ def start(
                 settings.workers,
                 app=settings.app_name,
                 env=env,
-                conf=settings.spark_conf(),
+                conf=conf,
                 start_s=settings.start_s,
             )
         )

@@ -171,6 +171,11 @@ def cluster_environment(
     }
 
 
+def starts_java(url: str) -> bool:
+    """Return whether a session at a cluster's URL starts a JVM of its own, for the driver."""
+    return url != SUBMITTED and not url.startswith("sc://")
+
+
 def hide_url_options(url: str) -> str:
     """A URL without its options, safe to show: a Spark Connect URL may carry a token."""
     return url.partition(";")[0]

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from deploy.clusters import class_archive
-from deploy.clusters.class_archive import OPTIONS, archive_options, find_archive, write_archive
+from deploy.clusters.class_archive import (
+    EXECUTOR_OPTIONS,
+    OPTIONS,
+    archive_options,
+    executor_settings,
+    find_archive,
+    write_archive,
+)
 from deploy.clusters.java import spark_environment
 from deploy.clusters.user_cache import cache_folder
 from shards.errors import BadInput, GiveUp
@@ -52,6 +59,23 @@ def test_jvm_gets_the_archive_before_the_options_that_are_set(
     assert archive_options(JAVA, environ | added) == {}
 
 
+def test_executors_get_a_file_whose_name_is_the_same_on_each_machine(
+    environ: dict[str, str], written: bytearray
+) -> None:
+    """Its size may differ there; nothing is named without a whole archive here."""
+    assert executor_settings(JAVA, environ) == {}
+    archive = write_archive(JAVA, environ)
+    named = executor_settings(JAVA, environ)
+    (path,) = re.findall(r'-Xlog:cds\*=off "-XX:SharedArchiveFile=(.+)"', named[EXECUTOR_OPTIONS])
+    assert Path(path).read_bytes() == written
+    assert Path(path).name == archive.name.replace(f"-{len(written)}.jsa", ".jsa")
+    written += b" of another machine"
+    write_archive(JAVA, environ)
+    assert executor_settings(JAVA, environ) == named
+    Path(path).write_bytes(b"torn")
+    assert executor_settings(JAVA, environ) == {}
+
+
 def test_another_java_has_another_archive(environ: dict[str, str], written: bytearray) -> None:
     archive = write_archive(JAVA, environ)
     assert find_archive("/opt/other", environ) is None
@@ -75,7 +99,8 @@ def test_a_later_archive_takes_the_place_of_the_earlier(
     assert write_archive(JAVA, environ) == earlier
     written += b" and more"
     later = write_archive(JAVA, environ)
-    assert list(later.parent.iterdir()) == [later]
+    assert set(later.parent.iterdir()) == {later, later.resolve()}
+    assert later.read_bytes() == written
 
 
 def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
@@ -121,26 +146,35 @@ def test_java_that_does_not_end(
 
 
 _SESSION = """
-from deploy.clusters.java import spark_environment
-from worker import spark
+import os
+import sys
 
-with spark.start_session(None, 1, app="archived", env=spark_environment()) as session:
+from pyspark.sql import SparkSession
+
+import deploy
+
+os.environ |= deploy.spark_environment()
+logged = {"spark.ui.enabled": "false", "spark.executor.extraJavaOptions": sys.argv[1]}
+builder = SparkSession.builder.master("local-cluster[1,1,1024]")
+with builder.config(map=deploy.spark_settings() | logged).getOrCreate() as session:
     print(session.range(3).count())
 """
 
 
 @pytest.mark.timeout(600)  # Java writes thousands of classes, on one core
 def test_spark_reads_its_classes_from_the_archive(tmp_path: Path, environ: dict[str, str]) -> None:
-    """Most of what a session loads comes from a real archive.
+    """Most of what a driver and an executor load comes from a real archive.
 
     The session has a process of its own, for this one may have another test's.
     """
     real = spark_environment(os.environ | environ)
     write_archive(real["JAVA_HOME"], os.environ | real | environ)
-    loaded = tmp_path / "loaded"
-    log = {OPTIONS: f"-Xlog:class+load:file={loaded}"}
-    command = [sys.executable, "-c", _SESSION]
-    assert subprocess.check_output(command, env=os.environ | environ | log, text=True) == "3\n"
-    sources = re.findall(r"\] \S+ source: (.+)", loaded.read_text())
-    archived = sum("(top)" in source for source in sources)
-    assert archived > 0.6 * len(sources), f"{archived} of {len(sources)}"
+    logs = {role: tmp_path / role for role in ("driver", "executor")}
+    driver, executor = (f"-Xlog:class+load:file={log}" for log in logs.values())
+    command = [sys.executable, "-c", _SESSION, executor]
+    variables = os.environ | environ | {OPTIONS: driver}
+    assert subprocess.check_output(command, env=variables, text=True) == "3\n"
+    for role, log in logs.items():
+        sources = re.findall(r"\] \S+ source: (.+)", log.read_text())
+        archived = sum("(top)" in source for source in sources)
+        assert archived > 0.6 * len(sources), f"{role}: {archived} of {len(sources)}"

@@ -65,6 +65,8 @@ def main() -> None:
         # Places share their files, and a Unix socket would lead past the line.
         options |= {"--spark": task.cluster, "--bind": "0.0.0.0", "--transport": "tcp"}
     words = [str(word) for pair in options.items() for word in pair]
+    if task.cluster:
+        words.append("--plaintext")  # as everything is that other programs send
     downpour = Path(sys.executable).with_name("downpour")
     run = subprocess.Popen([downpour, "train", "--solver", solver, *words])
     tests: list[tuple[float, float]] = []
