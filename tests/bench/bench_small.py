@@ -188,7 +188,7 @@ def show(found: dict[str, ThreadCosts]) -> None:
         )
     print(save("small", {name: spent._asdict() for name, spent in found.items()}))
     goals(
-        Goal(f"small: p50 of an update, {option}", found[f"ours {option}"].p50, 250, "us")
+        Goal(f"small: p50 of an update, {option}", found[f"ours {option}"].p50, 180, "us")
         for option in ("ipc", "tcp")
     )
 
