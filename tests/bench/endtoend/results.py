@@ -120,7 +120,8 @@ def draw(results: Mapping[str, Rounds], target: float, path: Path) -> None:
     """Draw what is still wrong over wall time, a panel a condition."""
     from matplotlib.figure import Figure
 
-    names = list(dict.fromkeys(name for rounds in results.values() for name in rounds))
+    runs = (run for rounds in results.values() for run in rounds.items())
+    names = list(dict.fromkeys(name for name, outcomes in runs if outcomes))
     rows = -(-len(results) // _COLUMNS)
     figure = Figure(figsize=(4.0 * min(len(results), _COLUMNS) + 2.2, 3.4 * rows))
     figure.set_layout_engine("constrained")
@@ -130,8 +131,8 @@ def draw(results: Mapping[str, Rounds], target: float, path: Path) -> None:
         empty.remove()
     for panel, (condition, rounds) in zip(panels, results.items(), strict=False):
         for name, outcomes in rounds.items():
-            colour = f"C{names.index(name) % 10}"
             for outcome in outcomes:
+                colour = f"C{names.index(name) % 10}"
                 times = [at for at, _ in outcome.curve]
                 wrong = [100 * (1 - accuracy) for _, accuracy in outcome.curve]
                 panel.plot(times, wrong, color=colour, linewidth=1, marker=".", markersize=2)
