@@ -5,7 +5,7 @@ verifies them. `write_archive` has a JVM write them as it has them in memory, on
 Spark; `archive_options` names the file for later JVMs of drivers, `executor_settings` for those of
 executors. Java checks that the file is of this Java and of these jars, and does without it if not,
 or if there is none. It does not check that the file is whole, and ends by SIGBUS if it is not: so
-a link has its size as its name, and drivers read that. Executors run on other machines, where the
+drivers read a link to it that has its size in the name. Executors run on other machines, where the
 size may be another, and read the file itself.
 """
 

@@ -46,7 +46,7 @@ def start(url: str, **more: Any) -> None:
 def test_archive_of_classes_is_named_to_the_jvms_of_a_cluster(
     started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver's and the executors', beside the settings of the user's options."""
+    """To the driver's and the executors', and the user's own settings stay."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(OPTIONS, raising=False)
     start("spark://h:1", driver_port=7001)
