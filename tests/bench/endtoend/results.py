@@ -145,4 +145,4 @@ def draw(results: Mapping[str, Rounds], target: float, path: Path) -> None:
     for row in grid:
         row[0].set_ylabel("wrong, % (or 100 - AUC)")
     figure.legend(loc="outside right center", fontsize=7)
-    figure.savefig(path, dpi=95)
+    figure.savefig(path, dpi=88)
