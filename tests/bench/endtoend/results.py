@@ -121,7 +121,8 @@ def draw(results: Mapping[str, Rounds], target: float, path: Path) -> None:
     from matplotlib.figure import Figure
 
     runs = (run for rounds in results.values() for run in rounds.items())
-    names = list(dict.fromkeys(name for name, outcomes in runs if outcomes))
+    names = dict.fromkeys(name for name, outcomes in runs if outcomes)
+    colours = {name: f"C{number % 10}" for number, name in enumerate(names)}
     rows = -(-len(results) // _COLUMNS)
     figure = Figure(figsize=(4.0 * min(len(results), _COLUMNS) + 2.2, 3.4 * rows))
     figure.set_layout_engine("constrained")
@@ -132,16 +133,17 @@ def draw(results: Mapping[str, Rounds], target: float, path: Path) -> None:
     for panel, (condition, rounds) in zip(panels, results.items(), strict=False):
         for name, outcomes in rounds.items():
             for outcome in outcomes:
-                colour = f"C{names.index(name) % 10}"
                 times = [at for at, _ in outcome.curve]
                 wrong = [100 * (1 - accuracy) for _, accuracy in outcome.curve]
-                panel.plot(times, wrong, color=colour, linewidth=1, marker=".", markersize=2)
+                panel.plot(
+                    times, wrong, color=colours[name], linewidth=1, marker=".", markersize=2
+                )
         panel.axhline(100 * (1 - target), color="grey", linewidth=0.8, linestyle="--")
         panel.set(title=condition, xlabel="seconds since the start", yscale="log")
         panel.set_xlim(left=0)
         panel.set_ylim(top=_MOST_WRONG)  # one that diverges leaves the panel
-    for number, name in enumerate(names):
-        panels[0].plot([], [], color=f"C{number % 10}", label=name)
+    for name, colour in colours.items():
+        panels[0].plot([], [], color=colour, label=name)
     for row in grid:
         row[0].set_ylabel("wrong, % (or 100 - AUC)")
     figure.legend(loc="outside right center", fontsize=7)
