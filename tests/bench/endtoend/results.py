@@ -135,9 +135,7 @@ def draw(results: Mapping[str, Rounds], target: float, path: Path) -> None:
             for outcome in outcomes:
                 times = [at for at, _ in outcome.curve]
                 wrong = [100 * (1 - accuracy) for _, accuracy in outcome.curve]
-                panel.plot(
-                    times, wrong, color=colours[name], linewidth=1, marker=".", markersize=2
-                )
+                panel.plot(times, wrong, color=colours[name], linewidth=1, marker=".", markersize=2)
         panel.axhline(100 * (1 - target), color="grey", linewidth=0.8, linestyle="--")
         panel.set(title=condition, xlabel="seconds since the start", yscale="log")
         panel.set_xlim(left=0)
