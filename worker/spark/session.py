@@ -279,15 +279,17 @@ def _limit_start(gateway: Any, master: str, start_s: float, log: Path) -> Iterat
     waits for an executor for ever. An embedded Spark has no limit.
     """
     embedded = spark_settings.parse_local_master(master, 1) is not None
-    limit = StartLimit(None if embedded else start_s, gateway.proc.kill)
+    limit = StartLimit(
+        None if embedded else start_s, gateway.proc.kill, lambda: _describe_end(log) is not None
+    )
     try:
         yield limit
     except SPARK_ERRORS as error:
         why = root_cause(str(error)) or reason(error)
-        if limit.late.is_set():
-            why = _describe_silence(master, start_s, limit.registered, log)
-        elif end := _describe_end(log):
+        if end := _describe_end(log):
             why = end
+        elif limit.late.is_set():
+            why = _describe_silence(master, start_s, limit.registered, log)
         raise GiveUp(f"Spark at {master} did not start: {why}") from None
     finally:
         limit.end()

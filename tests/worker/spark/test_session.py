@@ -174,14 +174,22 @@ except DownpourError as error:
 """
 
 
+# Spark waits for ever for a job that is submitted while its context stops: here, for any job.
+_HANGS = """
+from worker.spark import session
+session._await_executor = lambda context: context._jvm.java.lang.Thread.sleep(600_000)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_executors_that_cannot_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", ["", _HANGS], ids=["the job fails", "the job hangs"])
+def test_executors_that_cannot_start(tmp_path: Path, job: str) -> None:
     """The master ends the application, and the error says so, and where the cause is."""
     with standalone_spark(tmp_path) as master:
         shutil.rmtree(tmp_path / "work")
         (tmp_path / "work").touch()
-        command = [sys.executable, "-c", _STARTS.format(url=master, start_s=60)]
+        command = [sys.executable, "-c", job + _STARTS.format(url=master, start_s=300)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (

@@ -1,74 +1,76 @@
-"""Each stage of a start has the whole time."""
+"""Each stage of a start has the whole time, and a start whose application has ended stops."""
 
-from collections.abc import Callable
-from unittest.mock import Mock
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
 from worker.spark import start_limit
 from worker.spark.start_limit import StartLimit
 
+SEVERAL_LOOKS_S = 0.1
 
-class Clock:
-    """Timers by hand: the one that runs, if any."""
 
-    def __init__(self) -> None:
-        self.started = 0
-        self.running: tuple[float, Callable[[], None]] | None = None
+class Start:
+    """A start with a limit, on a clock that a test sets; and whether the limit stopped it."""
 
-    def timer(self, seconds: float, end: Callable[[], None]) -> Mock:
-        """A stand-in for threading.Timer."""
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.given_up, self.times_given_up = 0.0, Event(), 0
+        monkeypatch.setattr(start_limit, "_LOOK_S", 0.01)
+        clock = SimpleNamespace(monotonic=lambda: self.now_s)
+        monkeypatch.setattr(start_limit, "time", clock)
 
-        def start() -> None:
-            self.started += 1
-            self.running = seconds, end
+    def give_up(self) -> None:
+        """Note the call."""
+        self.times_given_up += 1
+        self.given_up.set()
 
-        def cancel() -> None:
-            self.running = None
-
-        return Mock(start=start, cancel=cancel)
-
-    def ring(self) -> None:
-        """The time of the timer that runs is over."""
-        assert self.running is not None
-        self.running[1]()
+    def begin(self, seconds: float | None, *, has_ended: bool = False) -> StartLimit:
+        """The limit of the start."""
+        return StartLimit(seconds, self.give_up, lambda: has_ended)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """What the limits of a test run on."""
-    clock = Clock()
-    monkeypatch.setattr(start_limit, "Timer", clock.timer)
-    return clock
+def start(monkeypatch: pytest.MonkeyPatch) -> Start:
+    """A start at 0 s."""
+    return Start(monkeypatch)
 
 
-def test_stages(clock: Clock) -> None:
+def test_stages(start: Start) -> None:
     """The first task has the same seconds again, from the registration on; then nothing runs."""
-    give_up = Mock()
-    limit = StartLimit(60.0, give_up)
+    limit = start.begin(60.0)
+    start.now_s = 59.0
     limit.register()
-    assert (clock.started, clock.running and clock.running[0]) == (2, 60.0)
+    start.now_s = 118.0
+    assert not start.given_up.wait(SEVERAL_LOOKS_S)
     limit.end()
-    assert clock.running is None
-    assert (limit.registered, limit.late.is_set(), give_up.called) == (True, False, False)
+    start.now_s = 1000.0
+    assert not start.given_up.wait(SEVERAL_LOOKS_S)
+    assert (limit.registered, limit.late.is_set()) == (True, False)
 
 
 @pytest.mark.parametrize("registered", [False, True])
-def test_late(clock: Clock, *, registered: bool) -> None:
+def test_late(start: Start, *, registered: bool) -> None:
     """A stage that takes longer gives up once, and shows which it was."""
-    give_up = Mock()
-    limit = StartLimit(60.0, give_up)
+    limit = start.begin(60.0)
     if registered:
         limit.register()
-    clock.ring()
+    start.now_s = 60.0
+    assert start.given_up.wait(60)
     assert limit.late.is_set()
     assert limit.registered == registered
-    give_up.assert_called_once_with()
+    assert start.times_given_up == 1
 
 
-def test_no_limit(clock: Clock) -> None:
-    """Without seconds no timer runs."""
-    limit = StartLimit(None, Mock())
+def test_ended(start: Start) -> None:
+    """Once the cluster has ended the application, a start gives up before its time."""
+    limit = start.begin(60.0, has_ended=True)
+    assert start.given_up.wait(60)
+    assert not limit.late.is_set()
+
+
+def test_no_limit(start: Start) -> None:
+    """Without seconds nothing gives up."""
+    limit = start.begin(None, has_ended=True)
     limit.register()
-    limit.end()
-    assert clock.running is None
+    assert not start.given_up.wait(SEVERAL_LOOKS_S)
