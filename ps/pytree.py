@@ -24,6 +24,7 @@ from shards.tables import TensorSpec
 
 Floats = NDArray[np.float32]
 
+_FLOAT32 = np.dtype(np.float32)
 _SEPARATOR = "."
 
 
@@ -77,6 +78,11 @@ class Leaf(msgspec.Struct, frozen=True):
     dtype: np.dtype[Any]
     prototype: Any = None
 
+    @property
+    def is_table_array(self) -> bool:
+        """True for float32 of NumPy, which is what a table has."""
+        return self.prototype is None and self.dtype == _FLOAT32
+
     def to_user(self, values: Floats) -> Any:
         """The values in the user's own dtype and library; a view where that is float32 of NumPy."""
         if self.prototype is not None:
@@ -98,6 +104,8 @@ class Structure:
             raise argument_checks.wrong(label, expected, value) from None
         if not self._leaves:
             raise argument_checks.wrong(label, "at least one array", value)
+        self._names = [leaf.name for leaf in self._leaves]
+        self._converts = not all(leaf.is_table_array for leaf in self._leaves)
 
     @property
     def leaves(self) -> Sequence[Leaf]:
@@ -128,21 +136,29 @@ class Structure:
             if array is None:
                 target.fill(0)
                 continue
-            plain = plain_array(leaf.name, array)
+            # The usual array without a call; one with a mask is of another type.
+            usual = type(array) is np.ndarray and array.dtype is _FLOAT32
+            plain = array if usual else plain_array(leaf.name, array)
             if plain.shape != leaf.shape:
                 raise BadInput(leaf.name, expected=f"shape {leaf.shape}", got=plain.shape)
-            if plain is not target:
+            if plain is target:
+                continue
+            if usual:
+                target[...] = plain
+            else:
                 with np.errstate(over="ignore"):  # infinity is found, and named, later
                     np.copyto(target, plain, casting="same_kind")
 
     def build(self, tensors: Mapping[str, Floats]) -> Any:
         """A value of this structure with the arrays `tensors`, by name; float32 is not copied."""
-        restored = iter([leaf.to_user(tensors[leaf.name]) for leaf in self._leaves])
-        return _fill(self._shape_of, restored)
+        if not self._converts:
+            return self.views(tensors)
+        restored = [leaf.to_user(tensors[leaf.name]) for leaf in self._leaves]
+        return _fill(self._shape_of, iter(restored))
 
     def views(self, tensors: Mapping[str, Floats]) -> Any:
         """A value of this structure with the float32 `tensors` themselves as its arrays."""
-        return _fill(self._shape_of, iter([tensors[leaf.name] for leaf in self._leaves]))
+        return _fill(self._shape_of, map(tensors.__getitem__, self._names))
 
     def _learn(self, value: object, path: tuple[str, ...]) -> Any:
         """The value's containers with None in place of each array; the arrays become leaves."""
@@ -177,16 +193,20 @@ def _form(like: Any, leaves: Iterator[Leaf]) -> Form:
             return SequenceForm([_form(item, leaves) for item in like], isinstance(like, tuple))
 
 
-def _arrays(value: object, like: Any, path: tuple[str, ...]) -> Iterator[Any]:
+def _arrays(value: Any, like: Any, path: tuple[str, ...]) -> Iterator[Any]:
     """The arrays of `value`, which must have the containers of `like`."""
     match like:
         case None:
             yield value
         case dict():
-            if not isinstance(value, Mapping) or value.keys() != like.keys():
+            is_mapping = type(value) is dict or isinstance(value, Mapping)
+            if not is_mapping or value.keys() != like.keys():
                 raise BadInput(_path_name(path), expected=_keys(like), got=_keys(value))
             for key, prototype in like.items():
-                yield from _arrays(value[key], prototype, (*path, str(key)))
+                if prototype is None:  # tested here, too, because a generator costs a call
+                    yield value[key]
+                else:
+                    yield from _arrays(value[key], prototype, (*path, str(key)))
         case _:
             if not isinstance(value, list | tuple) or len(value) != len(like):
                 got = argument_checks.describe_value(value)
@@ -225,13 +245,13 @@ def plain_array(label: str, value: Any) -> NDArray[Any]:
             plain = np.asarray(value, np.float32 if numbers else None)
         except (TypeError, ValueError, RuntimeError):
             raise argument_checks.wrong(label, "an array of floats", value) from None
+    if plain.dtype.kind == "f":
+        return plain
     # ml_dtypes' bfloat16, which JAX uses, is no kind of float to NumPy, but converts to one.
     if plain.dtype.name == "bfloat16":
         return plain.astype(np.float32)
-    if plain.dtype.kind != "f":
-        hint = " (parameters and gradients are floats; leave counters and masks out)"
-        raise BadInput(label, expected="an array of floats", got=f"{plain.dtype}{hint}")
-    return plain
+    hint = " (parameters and gradients are floats; leave counters and masks out)"
+    raise BadInput(label, expected="an array of floats", got=f"{plain.dtype}{hint}")
 
 
 def _like(container: Any, items: list[Any]) -> Any:
@@ -247,7 +267,10 @@ def _fill(like: Any, arrays: Iterator[Any]) -> Any:
         case None:
             return next(arrays)
         case dict():
-            return {key: _fill(item, arrays) for key, item in like.items()}
+            filled = {}
+            for key, item in like.items():
+                filled[key] = next(arrays) if item is None else _fill(item, arrays)
+            return filled
         case _:
             return _like(like, [_fill(item, arrays) for item in like])
 

@@ -75,13 +75,16 @@ class TableViews:
         Their float32 arrays are views of `arena`.
         """
         if table is None and len(self._slices) > 1:
-            return {name: self.build(name, arena) for name in self._slices}
+            return {
+                name: slices.structure.build(_tensors(slices, arena))
+                for name, slices in self._slices.items()
+            }
         slices = self._slices[self.name(table)]
         return slices.structure.build(_tensors(slices, arena))
 
-    def views(self, table: str | None, arena: Floats) -> Any:
+    def views(self, table: str, arena: Floats) -> Any:
         """A table's writable views of `arena`, in its structure."""
-        slices = self._slices[self.name(table)]
+        slices = self._slices[table]
         return slices.structure.views(_tensors(slices, arena))
 
     def write(self, table: str | None, value: object, arena: Floats) -> None:

@@ -452,7 +452,7 @@ class Links:
     @property
     def waiting(self) -> bool:
         """True if `receive` would return something at once."""
-        return bool(self._poller.poll(0))
+        return bool(zmq.zmq_poll(self._poller.sockets, 0))  # as in `_await`
 
     @property
     def descriptors(self) -> list[int]:
