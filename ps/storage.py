@@ -1,6 +1,6 @@
 """Stores for snapshots: a folder of this machine, or of a store that pyarrow can reach.
 
-A place is named by a path or a URI. A path or `file://` is a local folder. Local files are written
+A place is named by a path or a URI. A path or `file:/` is a local folder. Local files are written
 safely: under a temporary name, flushed, renamed, and the folder flushed. `s3://`, `hdfs://` and
 other schemes use `pyarrow.fs`, and only this file imports it. In an object store a rename is a
 copy, so a file is written under its own name at once, and a reader may find it half written (HDFS)
@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from ps.whole_files import Flush, flush_to_disk, whole_file
 from shards.errors import BadInput, GiveUp
 
-_LOCAL = "file"
+_LOCAL = "file:/"  # Java's form, a slash less than file:///PATH
 _PIECE_BYTES = 4 << 20
 _SYNC_FILE_RANGE_WRITE = 2  # from <fcntl.h>: only begin
 _MAY_PASS = {errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE}
@@ -118,15 +118,14 @@ class Store(Protocol):
 
 def open_store(location: Place) -> Store:
     """The store at a path or URI; nothing is created yet. Raises BadInput for an invalid place."""
-    scheme, separator, _ = str(location).partition("://")
-    if isinstance(location, Path) or not separator:
+    if isinstance(location, Path) or not ("://" in location or location.startswith(_LOCAL)):
         return LocalStore(Path(location))
-    if scheme == _LOCAL:
-        parts = urlsplit(str(location))
+    if location.startswith(_LOCAL):
+        parts = urlsplit(location)
         if parts.netloc not in ("", "localhost"):
             raise BadInput(location, expected="file:///PATH", got=f"a host, {parts.netloc}")
         return LocalStore(Path(unquote(parts.path)))
-    return _reach(str(location))
+    return _reach(location)
 
 
 def content_of(store: Store, name: str, most: int) -> bytes:

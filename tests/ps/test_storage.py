@@ -76,7 +76,12 @@ def test_an_address_opens_the_same_folder_again(
 
 def test_places_are_named_as_people_name_them(tmp_path: Path) -> None:
     """A path and its file URI are one folder; others are pyarrow's; secrets are not shown."""
-    for place in (tmp_path / "a b", str(tmp_path / "a b"), f"file://{tmp_path}/a%20b"):
+    for place in (
+        tmp_path / "a b",
+        str(tmp_path / "a b"),
+        f"file://{tmp_path}/a%20b",
+        f"file:{tmp_path}/a%20b",
+    ):
         store = open_store(place)
         assert isinstance(store, LocalStore)
         assert store.path == tmp_path / "a b"

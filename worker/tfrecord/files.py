@@ -56,8 +56,9 @@ def find_files(path: str) -> list[File]:
         else:
             store = open_store(path)
             names = _names(store)
-            if not names and name in open_store(folder).names():
-                store, names = open_store(folder), [name]
+            parent = open_store(folder)
+            if not names and name in set(parent.names()).difference(parent.folders()):
+                store, names = parent, [name]
         data = [child for child in names if child[0] not in "_." or child == name]
         files = list(_files_in(store, data, ()))
     except OSError as error:

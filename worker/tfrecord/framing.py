@@ -4,7 +4,7 @@
 
 All numbers are little-endian. The mask turns a checksum by 15 bits and adds a constant, so that the
 checksum of data that contains checksums stays sound. A file may be compressed as a whole by gzip,
-or by zlib.
+or by zlib, in one member or in several.
 
 Every checksum is compared, so a flipped bit anywhere in a file is found. A file that ends between
 two records is whole as far as the format knows.
@@ -29,8 +29,21 @@ BLOCK_BYTES = 4 << 20
 _LENGTH, _CRC = Struct("<Q"), Struct("<I")
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
 _LONGEST = (1 << 31) - 1  # the largest message of protobuf
+_FORMS = "TFRecord file, raw or compressed by gzip or ZLIB"
 _GZIP = b"\x1f\x8b"
 _ZLIB = 0x78
+_OTHERS = {
+    b"BZh": "bzip2",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"\x04\x22\x4d\x18": "LZ4",
+    b"\xfd7zXZ": "xz",
+    b"\xff\x06\x00\x00sNaPpY": "Snappy",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "Parquet",
+    b"ORC": "ORC",
+    b"Obj\x01": "Avro",
+}
+"""The first bytes of files that are not read, and what they are."""
 _PIECE_BYTES = 1 << 16
 
 
@@ -54,7 +67,7 @@ def read_blocks(stream: BufferedReader, where: str) -> Iterator[Block]:
     Errors are a BadInput that names the file `where` and the record, numbered from 0.
     """
     number, rest, missing = 0, b"", 0
-    source, packing = _decompress(stream)
+    source, packing = _decompress(stream, where)
     while True:
         try:
             piece = source.read(max(BLOCK_BYTES, missing))
@@ -85,11 +98,11 @@ def frames(records: Iterable[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-def _decompress(stream: BufferedReader) -> tuple[IO[bytes] | BufferedReader, str]:
+def _decompress(stream: BufferedReader, where: str) -> tuple[IO[bytes] | BufferedReader, str]:
     """The stream of records, and how the file is compressed, known by its first bytes.
 
     A raw file is known by the checksum of its first length. A damaged one may begin with the byte
-    of zlib, but then the upper bytes of its length are zeros.
+    of zlib, but then the upper bytes of its length are zeros. Raises BadInput for other formats.
     """
     start = stream.peek(_HEADER_BYTES)[:_HEADER_BYTES]
     if len(start) == _HEADER_BYTES and start == _header(_LENGTH.unpack_from(start)[0]):
@@ -99,11 +112,17 @@ def _decompress(stream: BufferedReader) -> tuple[IO[bytes] | BufferedReader, str
     checked = len(start) > 2 and int.from_bytes(start[:2], "big") % 31 == 0  # RFC 1950
     if checked and start[0] == _ZLIB and any(start[2:8]):
         return BufferedReader(_Inflated(stream), _PIECE_BYTES), "ZLIB"
+    other = next((name for magic, name in _OTHERS.items() if start.startswith(magic)), None)
+    if other is not None:
+        raise BadInput(where, expected=_FORMS, got=other)
     return stream, "raw"
 
 
 class _Inflated(RawIOBase):
-    """The content of a stream that zlib has compressed; reading raises zlib.error and EOFError."""
+    """The content of a stream that zlib has compressed, in one member or in several.
+
+    Reading raises zlib.error and EOFError.
+    """
 
     def __init__(self, stream: BufferedReader) -> None:
         self._stream = stream
@@ -115,9 +134,14 @@ class _Inflated(RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         room = memoryview(buffer).cast("B")
         content = b""
-        while not content and not self._inflate.eof:
-            piece = self._inflate.unconsumed_tail or self._stream.read(_PIECE_BYTES)
-            if not piece:
+        while not content:
+            rest = self._inflate.unused_data or self._inflate.unconsumed_tail
+            piece = rest or self._stream.read(_PIECE_BYTES)
+            if self._inflate.eof:
+                if not piece:
+                    break
+                self._inflate = zlib.decompressobj()
+            elif not piece:
                 raise EOFError("the file ends within the compressed data")
             content = self._inflate.decompress(piece, len(room))
         room[: len(content)] = content
@@ -143,7 +167,9 @@ def _scan(data: bytes, number: int, where: str) -> tuple[Block, int, int]:
         try:
             end = start + _length(header)
         except ValueError as error:
-            raise BadInput(f"{where}: record {number + len(starts)}: {error}") from None
+            record = number + len(starts)
+            hint = "" if record else f": it is damaged, or no {_FORMS}"
+            raise BadInput(f"{where}: record {record}: {error}{hint}") from None
         if end + _FOOTER_BYTES > size:
             missing = end + _FOOTER_BYTES - size
             break

@@ -1,6 +1,8 @@
 """Records of a file: found whole, checked by two checksums each, raw or gzipped."""
 
+import bz2
 import gzip
+import zlib
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,8 @@ def test_records_across_blocks(monkeypatch: pytest.MonkeyPatch, block_bytes: int
     """A record may be longer than a block, and begin in one and end in another."""
     monkeypatch.setattr(framing, "BLOCK_BYTES", block_bytes)
     assert read(FILE) == RECORDS
-    assert read(gzip.compress(FILE) + gzip.compress(FILE)) == RECORDS * 2
+    for compress in (gzip.compress, zlib.compress):
+        assert read(compress(FILE) + compress(FILE)) == RECORDS * 2
 
 
 def test_every_flipped_bit_is_found() -> None:
@@ -96,6 +99,10 @@ def test_a_truncated_file_is_found(size: int) -> None:
         (framed(b"x")[:-3], "f: record 0: expected 17 bytes with length and checksums, got 14: "),
         (b"short", "f: record 0: expected 12 bytes with length and checksums, got 5: "),
         (framed(b"x") + b"\0" * 12, "f: record 1: expected the length's checksum 00000000, got "),
+        (zlib.compress(FILE) + b"!", "f: record 0: expected whole ZLIB data, got: the file ends"),
+        (zlib.compress(FILE) + b"rest", "f: record 0: expected whole ZLIB data, got: Error -3"),
+        (bz2.compress(FILE), "f: expected TFRecord file, raw or compressed by gzip or ZLIB, got b"),
+        (b"PAR1" + bytes(20), "f: expected TFRecord file, raw or compressed by gzip or ZLIB, got "),
         (b"\x1f\x8b\x08 no gzip", "f: record 0: expected whole gzip data, got: "),
     ],
 )

@@ -89,6 +89,8 @@ def test_wrong_input_is_named(tmp_path: Path) -> None:
     flipped = bytearray((DATA / "example.tfrecord").read_bytes())
     flipped[50] ^= 1
     (tmp_path / "flipped").write_bytes(flipped)
+    (tmp_path / "text").write_text("a,b,c,d,e,f,g\n")
+    (tmp_path / "empty").mkdir()
     example = str(DATA / "example.tfrecord")
     date = StructType().add("day", "date")
 
@@ -97,6 +99,8 @@ def test_wrong_input_is_named(tmp_path: Path) -> None:
 
     for work, message in (
         (source(f"{tmp_path}/none").schema, f"{tmp_path}/none: expected TFRecord files, got none"),
+        (source(f"{tmp_path}/empty").schema, f"{tmp_path}/empty: expected TFRecord files, got no"),
+        (source(f"file:{tmp_path}/text").schema, f"{tmp_path}/text: record 0: expected the lengt"),
         (source(f"{tmp_path}/flipped").schema, f"{tmp_path}/flipped: record 0: expected the check"),
         (source(sample="0").schema, "tfrecord, option sample: expected a number from 1, got 0"),
         (source(samples="3").schema, "tfrecord: expected the options sample and compression, got"),
