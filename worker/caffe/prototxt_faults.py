@@ -23,6 +23,15 @@ _TOKENS = re.compile(
     r"""|(?P<mark>[{}<>\[\]:,;])|(?P<word>[^\s"'\#{}<>\[\]:,;]+)|(?P<stray>["'][^\n]*)"""
 )
 _LAYER_MESSAGES = {"LayerParameter", "V1LayerParameter"}
+# Names that other versions and forks of Caffe have, and what is written here.
+_WRITTEN_HERE = {
+    ("ConvolutionParameter", "hole"): "dilation",
+    ("ConvolutionParameter", "hole_h"): "dilation, twice: for the height and the width",
+    ("ConvolutionParameter", "hole_w"): "dilation, twice: for the height and the width",
+    ("LayerParameter", "blobs_lr"): "param { lr_mult: ... }",
+    ("LayerParameter", "weight_decay"): "param { decay_mult: ... }",
+}
+_MOST_DIGITS = 20  # of a whole number
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[fF]?|[+-]?(?:inf|infinity|nan)f?")
 _WHOLE = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]+|\d+)")
 _BOOLEANS = {"true", "false", "True", "False", "t", "f", "0", "1"}
@@ -201,7 +210,9 @@ class _FaultReader:
         elif field is None:
             if len(self._blocks) == 1:
                 self._strangers.setdefault(name, self._line)
-            self._add(f"{inner} has no field {quote(name)}{_closest(name, block.descriptor)}")
+            here = _WRITTEN_HERE.get((inner, name))
+            instead = f": write {here}" if here else _closest(name, block.descriptor)
+            self._add(f"{inner} has no field {quote(name)}{instead}")
         elif name in block.seen and not field.is_repeated:
             self._add(f"{name}: expected one value, got a second one")
         block.seen.add(name)
@@ -234,7 +245,7 @@ def _fits(field: _Descriptor, word: str, kind: str) -> bool:
         return False
     if field.cpp_type in _INTEGERS:
         least, most = _INTEGERS[field.cpp_type]
-        if _WHOLE.fullmatch(word) is None:
+        if _WHOLE.fullmatch(word) is None or len(word) > _MOST_DIGITS:
             return False
         number = int(word, 16) if "x" in word.lower() else int(word)
         return least <= number <= most
@@ -243,7 +254,8 @@ def _fits(field: _Descriptor, word: str, kind: str) -> bool:
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         return word in _BOOLEANS
     if field.enum_type is not None:
-        return word in field.enum_type.values_by_name or _WHOLE.fullmatch(word) is not None
+        names, numbers = field.enum_type.values_by_name, field.enum_type.values_by_number
+        return word in names or word in map(str, numbers)
     return False
 
 
@@ -300,7 +312,12 @@ def _instead(kind: str) -> str:
     """The fault of a type that is not supported, with what to use in its place."""
     if kind in UNSUPPORTED:
         return f"{_TYPE}: {UNSUPPORTED[kind].replace('`', '')}"
-    closest = get_close_matches(kind, LAYERS, cutoff=0.7)
+    if not kind:
+        return "expected a type, got none"
+    plain = {name.lower(): name for name in LAYERS}
+    written = kind.lower().replace("_", "")  # older versions wrote INNER_PRODUCT
+    near_names = [written] if written in plain else get_close_matches(written, plain, cutoff=0.7)
+    closest = [plain[name] for name in near_names]
     near = f", of which {', '.join(closest)} is closest" if len(closest) == 1 else ""
     near = f", of which {', '.join(closest)} are closest" if len(closest) > 1 else near
     return f"{_TYPE}; expected one of the {len(LAYERS)} types in docs/reference/layers.md{near}"

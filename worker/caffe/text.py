@@ -28,6 +28,9 @@ _MAX_QUOTED = 300
 # A quoted string or a comment, in which brackets do not count, or a bracket.
 _TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*|[{}<>\n]')
 
+# As in Caffe, there may be a space behind a minus; Python's parser wants none.
+_MINUS = re.compile(r'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*)|-[ \t]+(?=[\d.])')
+
 _COMMENTS = re.compile(rb'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')|#[^\n]*')
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 _LOOKED_AT = 4096  # bytes of a file that show whether it is text
@@ -88,7 +91,7 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
         raise BadInput(file, expected=f"at most {MAX_BYTES} bytes of prototxt", got=len(text))
     _check_depth(text, file)
     try:
-        text_format.Parse(text, message)
+        text_format.Parse(_MINUS.sub(_without_space, text), message)
     except text_format.ParseError as error:
         # The parser's messages begin with "line:column : ", and some span several lines.
         faults = _other_language(text, file) or faults_of(text, message, file)
@@ -109,6 +112,10 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
 
 def _without_comment(match: "re.Match[bytes]") -> bytes:
     return match[1] or b""
+
+
+def _without_space(match: "re.Match[str]") -> str:
+    return match[1] or "-"
 
 
 def _binary(data: bytes) -> str | None:

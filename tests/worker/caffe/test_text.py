@@ -37,6 +37,22 @@ POOL = "layer { pooling_param { pool: MEDIAN } }"
             'layer { name: "c" cos_data_param { top { chanels: 3 } } }',
             "f.prototxt:1: layer c: TopBlob has no field chanels; .* which channels, ",
         ),
+        (
+            'layer { name: "c" convolution_param { hole: 2 } }',
+            "f.prototxt:1: layer c: ConvolutionParameter has no field hole: write dilation$",
+        ),
+        (
+            'layer { name: "c" blobs_lr: 1 }',
+            r"f.prototxt:1: layer c: LayerParameter has no field blobs_lr: write param { lr_mult: ",
+        ),
+        (
+            'layer { name: "c" pooling_param { pool: 9 } }',
+            "f.prototxt:1: layer c: pool: expected one of MAX, AVE, STOCHASTIC, got 9",
+        ),
+        (
+            f'layer {{ name: "c" pooling_param {{ pad: {"1" * 5000} }} }}',
+            "f.prototxt:1: layer c: pad: expected a whole number in ",
+        ),
         ('layer { name: "b"\n\n', "f.prototxt:1: layer b: expected its closing brace, got the end"),
         ("layer { name: 3 }", "f.prototxt:1: layer 3: name: expected a text in quotes, got 3"),
         (POOL, "f.prototxt:1: pool: expected one of MAX, AVE, STOCHASTIC, got MEDIAN"),
@@ -120,6 +136,21 @@ def test_a_layer_of_a_fork_is_named_by_its_type(settings: str, version: int) -> 
 
 
 @pytest.mark.parametrize(
+    ("kind", "hint"),
+    [
+        ("relu", "type not supported; .*, of which ReLU is closest"),
+        ("INNER_PRODUCT", "type not supported; .*, of which InnerProduct is closest"),
+        ("SOFTMAX_LOSS", "type not supported; .*, of which SoftmaxWithLoss, Softmax are closest"),
+        ("", "expected a type, got none"),
+    ],
+)
+def test_a_type_that_is_written_otherwise(kind: str, hint: str) -> None:
+    """The error names the type, whatever its case."""
+    with pytest.raises(BadInput, match=hint):
+        Network(Description(f'layer {{ name: "a" type: "{kind}" top: "a" }}'))
+
+
+@pytest.mark.parametrize(
     "written",
     [
         "iter_size: 2;",
@@ -130,6 +161,7 @@ def test_a_layer_of_a_fork_is_named_by_its_type(settings: str, version: int) -> 
         "iter_size: +2 stepvalue: [1, 2] test_state: [{ level: 1 }, < level: 2 >];",
         "iter_size: 2 solver_mode: 1 test_initialization: f net: 'a' \"b\" random_seed: -1",
         "iter_size: 2 base_lr: .5 momentum: 1. gamma: 1E-3 power: 0.5f",
+        "iter_size: 2 random_seed: - 1 gamma: -\t.5 net: '- 1' # - 1",
     ],
 )
 def test_what_protobuf_reads_is_read(written: str) -> None:
