@@ -94,8 +94,11 @@ def read_weights(
     Raises BadInput unless the file has the tensors `needed`, or, if this is None, at least one
     layer of the net.
     """
-    arena = start.copy()
-    copied = into_arena(read_blobs(Path(path)), net, arena, str(path))
+    arena, blobs = start.copy(), read_blobs(Path(path))
+    copied = into_arena(blobs, net, arena, str(path))
+    for name, blob in blobs.items():
+        if name.rpartition("/")[0] in copied.copied and not np.isfinite(blob).all():
+            raise BadInput(f"{path}: {name}", expected="finite numbers", got="a NaN or infinity")
     lacking: Iterator[str] = iter(()) if copied.copied else iter(copied.missing)
     if needed is not None:
         lacking = (

@@ -234,6 +234,16 @@ def test_double_precision_blobs_are_read(tmp_path: Path) -> None:
     assert read_blobs(path)["a/0"].tolist() == [1.5, 2.5]
 
 
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    """They would look like a learning rate that is too high."""
+    net = network(SMALL)
+    path, arena = save(tmp_path, net)
+    arena[0] = np.nan
+    write_weights(path, net, arena)
+    with pytest.raises(BadInput, match=r"w\.caffemodel: \w+/0: expected finite numbers, got a NaN"):
+        weights.read_weights(path, net, arena)
+
+
 def test_a_file_that_is_no_caffemodel_is_refused(tmp_path: Path) -> None:
     """A file may be missing, empty, truncated, of another kind, or state a false blob shape."""
     path = tmp_path / "w.caffemodel"
