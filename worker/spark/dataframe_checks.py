@@ -5,6 +5,7 @@ would run at the pace of the remaining workers. So partitions are counted first,
 redistributed if a worker would have none.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
@@ -173,9 +174,17 @@ def deal_rows(
 
     It is unchanged if that holds already and, with `even`, no partition has more than twice the
     rows of another. Otherwise its rows are dealt evenly. A small Spark job counts the rows, and
-    inspects the Python that runs it. Raises BadInput as `check_pythons` does, and for fewer rows
-    than workers.
+    inspects the Python that runs it. Raises BadInput as `check_pythons` does, for fewer rows than
+    workers, and for two columns of one name, which Spark cannot send to Python.
     """
+    for name, count in Counter(df.columns).items():
+        if count > 1:
+            raise BadInput(
+                "the DataFrame",
+                expected=f"one column {name}",
+                got=f"{count} of this name",
+                hint="rename or drop the others",
+            )
     parts = check_pythons(df, columns, loopback=loopback)
     sizes = [part.rows for part in parts]
     rows, full = sum(sizes), [size for size in sizes if size]
