@@ -29,6 +29,7 @@ Images = NDArray[Any]
 _SHEET_ROWS, _SHEET_COLUMNS = 20, 10
 _CELL = 64  # the side of an image in a contact sheet, in pixels
 _BYTES = 255
+_MAX_FOLDER = 9999  # a label of four digits
 MEAN_SUFFIX = ".binaryproto"
 
 
@@ -208,10 +209,16 @@ def _to_folder(source: ImageSource, out: Path, options: ReadOptions) -> int:
         raise BadInput(f"{out}: folder", expected="images of bytes with 1 or 3 channels")
     out.mkdir(parents=True)
     rows = 0
+    labels = set[int]()
     for rows, (image, label) in enumerate(_rows(source, options), 1):
+        if not 0 <= label <= _MAX_FOLDER:
+            raise BadInput(f"{out}: folder", expected=f"labels in [0, {_MAX_FOLDER}]", got=label)
+        labels.add(label)
         folder = out / f"{label:04}"
         folder.mkdir(exist_ok=True)
         (folder / f"{rows - 1:08}.png").write_bytes(image_decoding.encode(image))
+    for label in range(max(labels, default=0)):  # labels are the places among the folders
+        (out / f"{label:04}").mkdir(exist_ok=True)
     return rows
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shards.errors import BadInput, quote
@@ -172,7 +173,8 @@ def number_rows(column: Any, where: str, first_row: int = 0) -> NDArray[np.float
     if is_number(kind) or is_text(kind) or pa.types.is_decimal(kind):
         _refuse_nulls(column, where, first_row)
         values = _plain(column, where, first_row)
-        whole = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        # Not safe: whole numbers beyond 2^53 are rounded, as float32 rounds all.
+        whole = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         numbers: NDArray[np.float32] = whole.astype(np.float32)
         _refuse_infinite(numbers.reshape(-1, 1), where, first_row)
         return numbers.reshape(-1, 1)
@@ -223,15 +225,16 @@ def labels_as_int64(
     return labels
 
 
-def check_labels(
-    labels: NDArray[Any], where: str, classes: int | None = None, first_row: int = 0
-) -> None:
-    """Refuse labels outside [0, classes), or below 0 where the classes are not known."""
-    outside = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
+def check_labels(labels: NDArray[Any], where: str, classes: int, first_row: int = 0) -> None:
+    """Raise BadInput for a label outside [0, classes)."""
+    outside = (labels < 0) | (labels >= classes)
     if outside.any():
         row = int(np.flatnonzero(outside)[0])
-        expected = "a label of 0 or more" if classes is None else f"a label in [0, {classes})"
-        raise BadInput(f"{where}: row {first_row + row}", expected=expected, got=labels[row])
+        raise BadInput(
+            f"{where}: row {first_row + row}",
+            expected=f"a label in [0, {classes})",
+            got=labels[row],
+        )
 
 
 def row_shape(
@@ -309,18 +312,19 @@ def _plain(column: Any, where: str, first_row: int) -> Any:
 
 
 def _parse_numbers(column: Any, where: str, first_row: int) -> Any:
-    """The numbers that texts hold, as float64."""
+    """The numbers that texts hold, as float64; as in Spark's cast, spaces around them are cut."""
+    texts = pc.utf8_trim_whitespace(column)
     try:
-        return column.cast(pa.float64())
+        return texts.cast(pa.float64())
     except pa.ArrowInvalid:
-        for row, text in enumerate(column.to_pylist()):
+        for row, text in enumerate(texts):
             try:
-                float(text)
-            except ValueError:
+                text.cast(pa.float64())
+            except pa.ArrowInvalid:
                 raise BadInput(
-                    f"{where}: row {first_row + row}", expected="a number", got=quote(text)
+                    f"{where}: row {first_row + row}", expected="a number", got=quote(text.as_py())
                 ) from None
-        raise BadInput(where, expected="numbers", got="other texts") from None
+        raise
 
 
 def _refuse_infinite(numbers: NDArray[np.float32], where: str, first_row: int) -> None:

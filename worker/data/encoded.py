@@ -17,7 +17,7 @@ from ps.logs import logger
 from shards.errors import BadInput
 from worker.data import image_decoding
 from worker.data.arrow_images import SHAPE_COLUMNS, spark_image
-from worker.data.column_values import is_spark_image, is_vector
+from worker.data.column_values import is_binary, is_spark_image, is_vector
 from worker.data.columns import ColumnKind, ColumnSpec
 from worker.data.image_decoding import Undecodable
 from worker.data.read_options import MAX_SKIPPED
@@ -92,7 +92,7 @@ def _decode(batch: Any, column: ColumnSpec, reader: _Reader, first_row: int) -> 
     plain = not pa.types.is_struct(values.type)
     if not plain:
         values = _field(values, where, name)
-    if not pa.types.is_binary(values.type) and not pa.types.is_large_binary(values.type):
+    if not is_binary(values.type):
         return batch
     shape = column.shape if column.shape is not None and len(column.shape) == 3 else None
     if "encoded" in batch.schema.names:

@@ -4,6 +4,7 @@ A source is one file, or, as in Caffe, a text file that lists files. Rows are re
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from math import prod
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -17,12 +18,12 @@ from worker.data.columns import Shape
 from worker.data.image_table import BATCH_ROWS
 from worker.data.read_options import ReadOptions
 from worker.data.source import ColumnSource
-from worker.data.text_files import first_line, read_lines
+from worker.data.text_files import first_lines, read_lines
 
 _MAX_VALUES = 1 << 27  # of a row, and of a chunk
 _MAX_LIST_BYTES = 1 << 28
 _SUFFIXES = (".h5", ".hdf5", ".hdf")
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_SIGNATURE = b"\x89HDF\r\n"  # and two bytes more
 
 
 class Hdf5Source(ColumnSource):
@@ -107,28 +108,23 @@ def is_hdf5(path: Path) -> bool:
     """Return whether a file is HDF5, or lists such files."""
     if not path.is_file():
         return False
-    with path.open("rb") as file:
-        start = file.read(6)
-    if start == _SIGNATURE[:6] or path.suffix.lower() in _SUFFIXES:
+    if _has_signature(path) or path.suffix.lower() in _SUFFIXES:
         return True
-    return first_line(path).lower().endswith(_SUFFIXES)
+    names = first_lines(path, 1)
+    named = _locate(names[0], path) if names else None
+    return bool(names) and (names[0].lower().endswith(_SUFFIXES) or _has_signature(named))
 
 
 def _files(path: Path) -> list[Path]:
     """The file at `path`, or the files that it lists, by their paths from there or from here."""
-    with path.open("rb") as file:
-        start = file.read(8)
-    if start == _SIGNATURE or path.suffix.lower() in _SUFFIXES:
+    if _has_signature(path) or path.suffix.lower() in _SUFFIXES:
         return [path]
     files = list[Path]()
     for number, line in enumerate(read_lines(path, _MAX_LIST_BYTES), 1):
         name = line.strip()
         if not name or name.startswith("#"):
             continue
-        tries = [path.parent / name, Path(name)]
-        if "\\" in name:  # written on Windows
-            tries.append(path.parent / PureWindowsPath(name).as_posix())
-        named = next((candidate for candidate in tries if candidate.is_file()), None)
+        named = _locate(name, path)
         if named is None:
             folders = dict.fromkeys((path.parent.absolute(), Path.cwd()))
             raise BadInput(
@@ -138,6 +134,25 @@ def _files(path: Path) -> list[Path]:
             )
         files.append(named)
     return files
+
+
+def _locate(name: str, path: Path) -> Path | None:
+    """The file that a list at `path` names, in its folder or in the working directory."""
+    tries = [path.parent / name, Path(name)]
+    if "\\" in name:  # written on Windows
+        tries.append(path.parent / PureWindowsPath(name).as_posix())
+    for file in tries:
+        with suppress(OSError, ValueError):  # other content may be no name, or one that is too long
+            if file.is_file():
+                return file
+    return None
+
+
+def _has_signature(path: Path | None) -> bool:
+    if path is None:
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_SIGNATURE)) == _SIGNATURE
 
 
 def _open(file: str) -> Any:

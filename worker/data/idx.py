@@ -83,7 +83,8 @@ def open_idx(folder: Path, options: ReadOptions) -> IdxSource:
         )
     if not images.size:
         raise BadInput(image_file, expected="images", got="x".join(map(str, images.shape)))
-    check_labels(labels, str(label_file), options.classes)
+    if options.classes is not None:
+        check_labels(labels, str(label_file), options.classes)
     return IdxSource(images, labels)
 
 

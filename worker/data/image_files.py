@@ -1,26 +1,30 @@
 """Image files: those that a list names, as in Caffe, and those of a folder for each class."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PureWindowsPath
 
 import numpy as np
 
+from ps.logs import logger
 from shards.errors import BadInput, quote
 from worker.data import image_decoding
 from worker.data.image_decoding import Undecodable
 from worker.data.read_options import ReadOptions
 from worker.data.source import Sample, Source
-from worker.data.text_files import first_line, read_lines
+from worker.data.text_files import first_lines, read_lines
 
+_LOG = logger("worker.data")
 _MAX_BYTES = 1 << 28  # of one image file, and of a list
+_MAX_LABEL = 2**31 - 1  # as in Caffe
 
 # As in Caffe, the name ends at the last space, and a name may have spaces.
-_ENTRY = re.compile(r"(?P<name>.*\S)[ \t]+(?P<label>[+-]?\d+)(?:\.0*)?", re.ASCII)
+_ENTRY = re.compile(r"(?P<name>.*\S)[ \t]+(?P<label>[+-]?\d{1,19})(?:\.0*)?", re.ASCII)
 _NUMBER = re.compile(r"\S.*\s[+-]?[\d.][\d.eE+-]*", re.ASCII)
 _IMAGE = "|".join(re.escape(suffix) for suffix in image_decoding.SUFFIXES)
 _SEVERAL = re.compile(rf".*(?:{_IMAGE})(?:\s+[+-]?[\d.]+){{2,}}", re.ASCII | re.IGNORECASE)
 _NAMES_IMAGE = re.compile(rf".*(?:{_IMAGE})\b", re.IGNORECASE)
+_STATED_LABEL = re.compile(r"label=(?P<label>\d+)", re.ASCII)
 _LIST_SUFFIXES = {".txt", ".list", ".lst", ""}
 
 
@@ -71,8 +75,11 @@ def open_list(path: Path, options: ReadOptions) -> ImageListSource:
             expected = "the name of a file, a space and a whole label"
             more = " (one label: HDF5 files hold several)" if several else ""
             raise BadInput(f"{path}:{number}", expected=f"{expected}{more}", got=quote(entry))
+        label = int(match["label"])
+        if abs(label) > _MAX_LABEL:
+            raise BadInput(f"{path}:{number}", expected="a label of 32 bits", got=label)
         files.append(file)
-        labels.append(int(match["label"]))
+        labels.append(label)
     if not files:
         raise BadInput(path, expected="lines with a file and a label", got="none")
     return ImageListSource(path, files, labels, options, shuffle=options.shuffle)
@@ -81,45 +88,78 @@ def open_list(path: Path, options: ReadOptions) -> ImageListSource:
 def open_folder(path: Path, options: ReadOptions) -> ImageListSource:
     """The images in the subfolders of `path`, one for each class, in a random order.
 
-    Labels count the subfolders, sorted by name, from 0.
+    Labels count the subfolders, sorted by name, from 0, those without images too. Where the names
+    of all are such as `label=3`, as Spark writes them, they state the labels.
     """
-    files, labels = list[str](), list[int]()
-    for label, folder in enumerate(class_folders(path)):
+    files, labels, empty = list[str](), list[int](), list[str]()
+    for folder, label in _labels_of_folders(_class_folders(path)):
         images = sorted(str(file) for file in folder.rglob("*") if _is_image(file))
+        if not images:
+            empty.append(folder.name)
         files += images
         labels += [label] * len(images)
+    if empty:
+        _LOG.warning("%s: no images of the classes %s", path, ", ".join(map(quote, empty)))
     return ImageListSource(path, files, labels, options, shuffle=True)
 
 
+def check_classes(parts: Mapping[str, Path]) -> None:
+    """Raise BadInput unless all parts of divided data have folders for the same classes.
+
+    Labels that are places among the folders would differ from part to part.
+    """
+    folders = {path: _class_folders(path) for path in parts.values()}
+    if all(_STATED_LABEL.fullmatch(folder.name) for each in folders.values() for folder in each):
+        return
+    names = {path: {folder.name for folder in each} for path, each in folders.items()}
+    for path, own in names.items():
+        if missing := sorted(set().union(*names.values()) - own):
+            raise BadInput(
+                path,
+                expected="a folder for each class of the other part",
+                got=f"none for {', '.join(map(quote, missing))}",
+                hint="make empty ones if it has no images of these",
+            )
+
+
 def is_image_folder(path: Path) -> bool:
-    """Return whether `path` is a folder with subfolders of images."""
-    return bool(class_folders(path))
-
-
-def class_folders(path: Path) -> list[Path]:
-    """The subfolders that directly hold image files, sorted by name; one for each class."""
-    if not path.is_dir():
-        return []
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
-    return [folder for folder in folders if any(map(_is_image, folder.iterdir()))]
+    """Return whether `path` is a folder with a subfolder that directly holds images."""
+    return path.is_dir() and any(any(map(_is_image, f.iterdir())) for f in _class_folders(path))
 
 
 def is_list(path: Path) -> bool:
-    """Return whether a file is meant as a list of images and labels, by its first line.
+    """Return whether a file is meant as a list of images and labels, by its first lines.
 
-    That line may have a fault, which `open_list` names.
+    They may have a fault, which `open_list` names, such as the names of columns.
     """
     if not path.is_file():
         return False
-    line, listed = first_line(path), path.suffix.lower() in _LIST_SUFFIXES
-    if _NAMES_IMAGE.match(line):
-        return listed or _ENTRY.fullmatch(line) is not None
-    empty = not line and path.suffix != ""
-    return listed and (empty or _NUMBER.fullmatch(line) is not None)
+    lines, listed = first_lines(path, 2), path.suffix.lower() in _LIST_SUFFIXES
+    if not lines:
+        return listed and path.suffix != ""
+    if any(map(_NAMES_IMAGE.match, lines)):
+        return listed or _ENTRY.fullmatch(lines[0]) is not None
+    return listed and _NUMBER.fullmatch(lines[0]) is not None
+
+
+def _class_folders(path: Path) -> list[Path]:
+    """The subfolders, one for each class, sorted by name.
+
+    By Spark's convention, names that begin with `_` or `.` are not data.
+    """
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and entry.name[0] not in "_.")
+
+
+def _labels_of_folders(folders: list[Path]) -> list[tuple[Path, int]]:
+    stated = [_STATED_LABEL.fullmatch(folder.name) for folder in folders]
+    labels = [int(match["label"]) for match in stated if match is not None]
+    if len(labels) < len(folders):
+        labels = list(range(len(folders)))
+    return list(zip(folders, labels, strict=True))
 
 
 def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in image_decoding.SUFFIXES
+    return file.suffix.lower() in image_decoding.SUFFIXES and not file.name.startswith(".")
 
 
 def _root_folder(root: str, folder: Path) -> Path | None:

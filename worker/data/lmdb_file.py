@@ -171,7 +171,11 @@ class LmdbReader(ClosingContext):
 
 def is_lmdb(path: Path) -> bool:
     """Return whether the folder, or the file, looks like a database of LMDB."""
-    return (path / "data.mdb").is_file() or (path.is_file() and path.suffix == ".mdb")
+    if not path.is_file():
+        return (path / "data.mdb").is_file()
+    with path.open("rb") as file:
+        start = file.read(_HEADER + 4)[_HEADER:]
+    return path.suffix == ".mdb" or int.from_bytes(start, "little") == _MAGIC
 
 
 def write_lmdb(path: Path, records: Iterator[tuple[bytes, bytes]]) -> int:

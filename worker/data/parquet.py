@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from shards.errors import BadInput
 from worker.data import arrow_images
-from worker.data.columns import Shape, pixel_column
+from worker.data.columns import LABEL, Shape, pixel_column
 from worker.data.image_table import BATCH_ROWS, image_batch, image_schema, listing
-from worker.data.read_options import ReadOptions, Split
+from worker.data.read_options import VALIDATION, ReadOptions, Split
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ParquetSource:
         for path in self.files:
             for first, batch in _read(path, rows):
                 yield self._normal(path, first, before + first, batch)
-            before += _rows(path)
+            before += row_count(path)
 
     def _normal(self, path: Path, first: int, number: int, batch: Any) -> Any:
         names = batch.schema.names
@@ -88,14 +88,14 @@ def is_parquet(path: Path) -> bool:
 def open_parquet(path: Path, options: ReadOptions) -> ParquetSource:
     """The training or test part of the Parquet data at `path`; footers and labels are checked."""
     classes = options.classes
-    files = tuple(file for file in parquet_part(path, options.split) if _rows(file))
+    files = tuple(file for file in parquet_part(path, options.split) if row_count(file))
     if not files:
         raise BadInput(path, expected="rows", got="Parquet files without any")
     shape, pixels = _first_image(files[0], options.shape, options.image)
     for file in files:
         for first, batch in _read(file, 1 << 16, ["label"]):
             _labels(file, batch, first, classes)
-    return ParquetSource(files, sum(map(_rows, files)), shape, pixels, classes)
+    return ParquetSource(files, sum(map(row_count, files)), shape, pixels, classes)
 
 
 def parquet_part(path: Path, split: Split) -> tuple[Path, ...]:
@@ -103,14 +103,7 @@ def parquet_part(path: Path, split: Split) -> tuple[Path, ...]:
 
     Undivided data is `train`. Raises BadInput if the split is missing.
     """
-    files = parquet_files(path)
-    parts = {
-        name: tuple(file for file in files if file.relative_to(path).parts[0].startswith(name))
-        for name in ("train", "test")
-        if path.is_dir()
-    }
-    if not any(parts.values()):
-        parts = {"train": files}
+    parts = parquet_parts(path) or {"train": parquet_files(path)}
     if parts.get(split):
         return parts[split]
     got = listing(path) if path.is_dir() else "one file"
@@ -119,6 +112,47 @@ def parquet_part(path: Path, split: Split) -> tuple[Path, ...]:
         expected=f"a subfolder {split} or files {split}*.parquet for the {split} data",
         got=got,
     )
+
+
+def parquet_parts(path: Path) -> dict[Split, tuple[Path, ...]]:
+    """The files of each part of a divided folder; empty for other data."""
+    parts: dict[Split, list[Path]] = {"train": [], "test": []}
+    validation = []
+    for file in parquet_files(path) if path.is_dir() else ():
+        name = file.relative_to(path).parts[0].lower()
+        for part, files in parts.items():
+            if name.startswith(part):
+                files.append(file)
+        if VALIDATION.match(name):
+            validation.append(file)
+    if parts["train"] and not parts["test"]:
+        parts["test"] = validation
+    return {part: tuple(files) for part, files in parts.items() if files}
+
+
+def check_label_column(names: Sequence[str], path: Path) -> None:
+    """Raise BadInput unless a file with columns of these names has one of labels."""
+    stated = next((part for part in path.parts if part.startswith(f"{LABEL.name}=")), None)
+    if stated is not None and LABEL.name not in names:
+        raise BadInput(
+            path,
+            expected="a column label",
+            got=f"a folder of partitionBy, {stated}",
+            hint="read it with Spark, and pass the DataFrame to worker.train",
+        )
+    LABEL.find(names, str(path))
+
+
+def decode_dictionaries(batch: Any) -> Any:
+    """The record batch with plain values in columns that are kept as dictionaries.
+
+    Those are the categories of pandas and polars, of which Parquet keeps the Arrow type.
+    """
+    arrays = [
+        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, batch.schema.names)
 
 
 def _first_image(path: Path, shape: Sequence[int] | None, image: bool) -> tuple[Shape, Any]:
@@ -142,12 +176,12 @@ def _read_shape(batch: Any, name: str, path: Path, first: int = 0) -> tuple[int,
 
 def _labels(path: Path, batch: Any, first: int, classes: int | None) -> Any:
     where = f"{path}, column label"
-    labels = arrow_images.labels_as_int64(batch.column("label"), where, first_row=first)
-    arrow_images.check_labels(labels, where, classes, first)
-    return labels
+    column = batch.column("label")
+    return arrow_images.labels_as_int64(column, where, classes=classes, first_row=first)
 
 
-def _rows(path: Path) -> int:
+def row_count(path: Path) -> int:
+    """The rows of a file, by its footer; raises BadInput."""
     with _readable(path):
         return int(pq.read_metadata(path).num_rows)
 
@@ -158,14 +192,13 @@ def _read(
     """Each record batch of a file with its first row's number; unknown columns are left out."""
     with _readable(path), pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
-        if "label" not in names:
-            raise BadInput(path, expected="a column label", got=", ".join(names) or "none")
+        check_label_column(names, path)
         pixels = pixel_column(names, str(path))
         known = {"id", "label", pixels, *arrow_images.SHAPE_COLUMNS}
         chosen = [name for name in names if name in (selection or known)]
         first = 0
         for batch in file.iter_batches(batch_size=rows, columns=chosen):
-            yield first, batch
+            yield first, decode_dictionaries(batch)
             first += len(batch)
 
 

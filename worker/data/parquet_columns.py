@@ -16,10 +16,17 @@ import pyarrow.parquet as pq
 
 from shards.errors import BadInput
 from worker.data import arrow_images, image_decoding
+from worker.data.column_values import is_binary
 from worker.data.columns import LABEL, PIXEL_COLUMNS, ColumnKind, ColumnSpec, Shape
 from worker.data.encoded import decode_images
 from worker.data.image_table import BATCH_ROWS, ImageSource
-from worker.data.parquet import open_parquet, parquet_part
+from worker.data.parquet import (
+    check_label_column,
+    decode_dictionaries,
+    open_parquet,
+    parquet_part,
+    row_count,
+)
 from worker.data.read_options import ReadOptions
 from worker.data.source import ColumnSource
 
@@ -84,7 +91,7 @@ class TableSource(ColumnSource):
             groups = [int(n) for n in np.flatnonzero(ends > first)]
             first_row = int(ends[groups[0] - 1]) if groups[0] else 0
             chosen = [n for n in opened.schema_arrow.names if n in self._names or n in _OTHERS]
-            for batch in opened.iter_batches(rows, groups, chosen):
+            for batch in map(decode_dictionaries, opened.iter_batches(rows, groups, chosen)):
                 begin, end = max(first - first_row, 0), min(last - first_row, batch.num_rows)
                 if begin < end:
                     yield self._check_labels(
@@ -117,9 +124,10 @@ class TableSource(ColumnSource):
         return [ColumnSpec(PIXEL_COLUMNS[0], None, ColumnKind.IMAGE, encoded)]
 
     def _check_names(self, file: str, names: list[str]) -> None:
-        for name in self.options.tops or (LABEL.name,):
-            if name not in names:
-                raise BadInput(file, expected=f"a column {name}", got=", ".join(names))
+        if not self.options.tops:
+            check_label_column(names, Path(file))
+        for name in self.options.tops:
+            ColumnSpec(name).find(names, file)
 
     @cached_property
     def _head(self) -> tuple[Shape, Any]:
@@ -136,7 +144,8 @@ def open_table(path: Path, options: ReadOptions) -> ImageSource:
     """The Parquet data at `path`: raw images with labels, or a `TableSource` of anything else."""
     if options.tops:
         return TableSource(path, options)
-    file = str(parquet_part(path, options.split)[0])
+    files = parquet_part(path, options.split)
+    file = str(next(filter(row_count, files), files[0]))  # Spark writes a file of no rows, too
     with _open(file) as opened:
         names = opened.schema_arrow.names
         if "encoded" in names or options.image_encoded:
@@ -144,7 +153,7 @@ def open_table(path: Path, options: ReadOptions) -> ImageSource:
         if options.image_encoded is not None:
             return open_parquet(path, options)
         name = next((name for name in PIXEL_COLUMNS if name in names), None)
-        if name is not None and pa.types.is_binary(opened.schema_arrow.field(name).type):
+        if name is not None and is_binary(opened.schema_arrow.field(name).type):
             batch = next(opened.iter_batches(1, columns=[name]), None)
             value = batch.column(0)[0].as_py() if batch is not None and batch.num_rows else None
             if value is not None and image_decoding.looks_encoded(value[:16]):

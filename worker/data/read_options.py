@@ -1,5 +1,6 @@
 """The options for reading data, which a net's prototxt gives before any data is opened."""
 
+import re
 from typing import Literal
 
 import msgspec
@@ -7,6 +8,9 @@ import msgspec
 from worker.data.columns import Shape
 
 Split = Literal["train", "test"]
+
+VALIDATION = re.compile(r"(^|[^a-z])val(id(ation)?)?([^a-z]|$)")
+"""The name, in lower case, of a part that is the test part where a train part but no test is."""
 
 MAX_SKIPPED = 100
 """The number of images that one reader skips because they cannot be decoded."""

@@ -10,7 +10,7 @@ PyArrow comes with Spark; `import worker` does not load this file.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +21,17 @@ from worker.data.databases import DatabaseSource, is_leveldb, is_lmdb
 from worker.data.hdf5 import Hdf5Source, is_hdf5
 from worker.data.idx import is_idx_folder, open_idx
 from worker.data.image_decoding import Undecodable
-from worker.data.image_files import is_image_folder, is_list, open_folder, open_list
+from worker.data.image_files import (
+    check_classes,
+    is_image_folder,
+    is_list,
+    open_folder,
+    open_list,
+)
 from worker.data.image_table import ImageSource, listing
-from worker.data.parquet import is_parquet
+from worker.data.parquet import is_parquet, parquet_parts
 from worker.data.parquet_columns import open_table
-from worker.data.read_options import ReadOptions, Split
+from worker.data.read_options import VALIDATION, ReadOptions, Split
 from worker.data.source import Sample, Source
 
 __all__ = [
@@ -43,6 +49,12 @@ __all__ = [
     "part_to_test",
     "row_shapes",
 ]
+_PART_NAMES = (
+    ("train", re.compile(r"(^|[^a-z])train([^a-z]|$)")),
+    ("test", re.compile(r"(^|[^a-z])test([^a-z]|$)")),
+    ("test", VALIDATION),
+)
+"""The parts of divided data, and their names; the first name that an entry has counts."""
 _READ_BY_SPARK = {".csv", ".tsv", ".json", ".jsonl", ".orc", ".avro", ".tfrecord"}
 
 
@@ -75,8 +87,8 @@ def open_source(
     subfolder of images for each class; or an HDF5 file, or a list of them. Parquet needs a column
     `label` and one named `image` or `data`, and may have id, channels, height and width.
 
-    A folder's parts are its entries with `train` or `test` in their names; others are ignored. Data
-    that is not divided in this way is all training data.
+    A folder's parts are its entries with `train` or `test` in their names, or `val` where none has
+    `test`; others are ignored. Data that is not divided in this way is all training data.
 
     With `classes`, labels outside [0, classes) are refused. `shape` is the (channels, height,
     width) that a net states: it is used if the data does not state its own and has as many values.
@@ -101,8 +113,11 @@ def open_with(path: Path, options: ReadOptions, kind: str = "") -> ImageSource:
     for form in formats:
         if form.divided and form.matches(path):
             return _check_source(form.open(path, options))
-        if not form.divided and _parts(path, form.matches):
-            return _check_source(form.open(_part(path, options.split, form.matches), options))
+        parts = {} if form.divided else _parts(path, form.matches)
+        if form.open is open_folder:
+            check_classes(parts)
+        if parts:
+            return _check_source(form.open(_part(path, options.split, parts), options))
     names = ", ".join(form.name for form in formats) or kind
     got = listing(path) if path.is_dir() else "another file"
     if any(suffix in _READ_BY_SPARK for suffix in _suffixes(path)):
@@ -125,7 +140,7 @@ def has_test(path: str | Path) -> bool:
     """Return whether the data at `path` is divided, so that a test part must be there.
 
     A folder of IDX files is divided. A folder of Parquet files is divided if a subfolder or a
-    Parquet file in it is named `test...`.
+    Parquet file in it is named `test...`, or `train...` and another `val...`.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -134,7 +149,8 @@ def has_test(path: str | Path) -> bool:
         return True
     if is_parquet(folder):
         tests = folder.glob("test*")
-        return any(part.is_dir() or part.suffix == ".parquet" for part in tests)
+        named = any(part.is_dir() or part.suffix == ".parquet" for part in tests)
+        return named or "test" in parquet_parts(folder)
     return any("test" in _parts(folder, form.matches) for form in FORMATS if not form.divided)
 
 
@@ -149,10 +165,12 @@ def _parts(path: Path, matches: Callable[[Path], bool]) -> dict[str, Path]:
         return {"": path}
     if not path.is_dir():
         return {}
-    parts = {}
-    for name in ("train", "test"):
-        named = re.compile(rf"(^|[^a-z]){name}([^a-z]|$)")
-        matching = [entry for entry in sorted(path.iterdir()) if named.search(entry.name.lower())]
+    parts: dict[str, Path] = {}
+    entries = sorted(path.iterdir())
+    for name, named in _PART_NAMES:
+        if name in parts or (named is VALIDATION and "train" not in parts):
+            continue
+        matching = [entry for entry in entries if named.search(entry.name.lower())]
         matching = [entry for entry in matching if matches(entry)]
         if len(matching) > 1:
             raise BadInput(
@@ -165,9 +183,8 @@ def _parts(path: Path, matches: Callable[[Path], bool]) -> dict[str, Path]:
     return parts
 
 
-def _part(path: Path, split: Split, matches: Callable[[Path], bool]) -> Path:
-    """The place of one part; undivided data is all for training."""
-    parts = _parts(path, matches)
+def _part(path: Path, split: Split, parts: Mapping[str, Path]) -> Path:
+    """The place of one of the parts; undivided data is all for training."""
     selected = parts.get("" if split == "train" and "" in parts else split)
     if selected is not None:
         return selected

@@ -1,6 +1,7 @@
 """Text that users write, from editors of any system: with a byte order mark, or in UTF-16."""
 
 import codecs
+from itertools import islice
 from pathlib import Path
 
 from shards.errors import BadInput
@@ -38,8 +39,8 @@ def read_lines(path: Path, max_bytes: int) -> list[str]:
     return _lines(decode_text(data, str(path)))
 
 
-def first_line(path: Path) -> str:
-    """The first line of a file that is neither empty nor a comment; empty if there is none.
+def first_lines(path: Path, count: int) -> list[str]:
+    """The first lines of a file that are neither empty nor a comment; fewer if there are no more.
 
     A file of other content gives some text or none: this shows the kind of a file.
     """
@@ -50,7 +51,7 @@ def first_line(path: Path) -> str:
     except BadInput:  # it may be cut within a character
         text = data.decode("utf-8-sig", errors="replace")
     lines = (line.strip() for line in _lines(text))
-    return next((line for line in lines if line and not line.startswith("#")), "")
+    return list(islice((line for line in lines if line and not line.startswith("#")), count))
 
 
 def _lines(text: str) -> list[str]:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
@@ -11,6 +13,7 @@ from deploy.run.data_tools import WRITERS, arrays, convert, inspect, mean_of
 from shards.errors import BadInput
 from worker.caffe.blobs import read_blob
 from worker.data.read_options import ReadOptions
+from worker.data.source import images_as_batch
 from worker.data.sources import open_with
 
 MNIST = Path(__file__).parents[2] / "data" / "caffe" / "databases" / "mnist500_lmdb"
@@ -34,6 +37,21 @@ def test_what_is_converted_reads_back_the_same(tmp_path: Path, kind: str) -> Non
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(BadInput, match="expected a place for new files, got one that exists"):
         convert(MNIST, out, kind, WANTED)
+
+
+def test_labels_with_gaps_survive_in_folders(tmp_path: Path) -> None:
+    """Labels are places among the folders, so those without images have a folder, too."""
+    images = np.full((2, 1, 3, 3), 7, np.uint8)
+    batch = images_as_batch(np.arange(2), np.array([1, 3]), images)
+    pq.write_table(pa.Table.from_batches([batch]), tmp_path / "a.parquet")
+    convert(tmp_path / "a.parquet", tmp_path / "folder", "folder", WANTED)
+    assert everything(tmp_path / "folder")[1].tolist() == [1, 3]
+    pq.write_table(
+        pa.Table.from_batches([images_as_batch(np.arange(2), np.array([1, -1]), images)]),
+        tmp_path / "b.parquet",
+    )
+    with pytest.raises(BadInput, match=r"expected labels in \[0, 9999\], got -1"):
+        convert(tmp_path / "b.parquet", tmp_path / "other", "folder", WANTED)
 
 
 def test_images_are_resized_on_the_way(tmp_path: Path) -> None:

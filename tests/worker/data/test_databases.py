@@ -65,6 +65,15 @@ def test_lmdb_of_the_library(tmp_path: Path) -> None:
             assert list(reader.records(start, stop)) == records[start:stop]
 
 
+def test_an_lmdb_without_a_folder(tmp_path: Path) -> None:
+    """A file of any name: the library writes one with `subdir=False`."""
+    path = tmp_path / "train.lmdb"
+    with lmdb.open(str(path), subdir=False) as database, database.begin(write=True) as writing:
+        writing.put(b"0", datum_bytes(3, np.zeros((1, 2, 2), np.uint8)))
+    source = open_source(path)
+    assert (source.rows, source.shape) == (1, (1, 2, 2))
+
+
 @pytest.mark.parametrize("compression", ["snappy", None])
 def test_leveldb_of_the_library(tmp_path: Path, compression: str | None) -> None:
     """Tables of several levels and a log, with values overwritten and keys deleted."""

@@ -59,6 +59,13 @@ def test_a_list_of_files_from_any_editor(tmp_path: Path, content: bytes) -> None
     assert source.rows == 30
 
 
+def test_a_list_of_files_with_other_suffixes(tmp_path: Path) -> None:
+    """Caffe looks at none; files of MATLAB are HDF5, too."""
+    write(tmp_path / "a.mat", 0, 12), write(tmp_path / "b", 12, 30)
+    (tmp_path / "list.txt").write_text("a.mat\nb\n")
+    assert open_source(tmp_path / "list.txt", tops=("x", "y")).rows == 30
+
+
 def test_a_list_names_a_file_that_is_not_there(tmp_path: Path) -> None:
     """The error has the line, the name, and where it was looked for."""
     write(tmp_path / "a.h5")

@@ -192,9 +192,53 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
     assert len(greys(source)) == 7
 
 
+def labels(source: ImageSource) -> dict[int, int]:
+    """The label of each row, by the first byte of its image."""
+    table = pa.Table.from_batches(list(source.batches()), source.schema)
+    values = table["label"].to_pylist()
+    return {data[0]: label for data, label in zip(table["data"].to_pylist(), values, strict=True)}
+
+
+def test_every_folder_of_a_class_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also one without images, and one with folders alone; hidden files and folders do not."""
+    for name, value in (
+        ("ant/0.png", 1),
+        ("cat/2020/0.png", 2),
+        (".ipynb_checkpoints/0.png", 3),
+        ("__MACOSX/0.png", 4),
+        ("ant/._0.png", 5),
+        ("dog/0.png", 6),
+    ):
+        written(tmp_path, name, value)
+    (tmp_path / "bee").mkdir()
+    assert labels(open_source(tmp_path)) == {1: 0, 2: 2, 6: 3}
+    assert "no images of the classes bee" in caplog.text
+
+
+def test_folders_that_state_their_labels(tmp_path: Path) -> None:
+    """As Spark writes and reads them."""
+    written(tmp_path, "label=3/0.png", 1), written(tmp_path, "label=07/0.png", 2)
+    assert labels(open_source(tmp_path)) == {1: 3, 2: 7}
+
+
+def test_parts_with_other_classes(tmp_path: Path) -> None:
+    """A label would mean one class in training and another in tests."""
+    for name in ("train/ant/0.png", "train/bee/0.png", "train/cat/0.png", "val/cat/0.png"):
+        written(tmp_path, name, len(name))
+    for part in ("train", "test"):
+        with pytest.raises(BadInput, match=r"val: expected a folder .*, got none for ant, bee; "):
+            open_source(tmp_path, part)
+    for name in ("ant", "bee"):
+        (tmp_path / "val" / name).mkdir()
+    assert labels(open_source(tmp_path, "test")) == {13: 2}
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
+        ("file,label\na.png,0\n", r"list\.txt:1: .* a whole label, got file,label"),
+        ("a.png 2147483648\n", r"list\.txt:1: expected a label of 32 bits, got 2147483648"),
+        (f"a.png {'9' * 5000}\n", r"list\.txt:1: expected the name of a file, a space and a whole"),
         ("a.png 0\nb.png\n", r"list\.txt:2: expected the name of a file, a space and a whole"),
         ("a.png 0\nb.png 1.5\n", r"list\.txt:2: .*, got b\.png 1\.5"),
         ("a.png 0\n\xff 1", r"list\.txt: expected UTF-8 text, got byte 0xff"),

@@ -47,6 +47,27 @@ def test_encoded_images_with_labels_as_text(tmp_path: Path) -> None:
         list(open_source(path, classes=3).batches())
 
 
+def test_a_file_of_no_rows_comes_first(tmp_path: Path) -> None:
+    """Spark writes one for an empty partition; the next shows that images are encoded."""
+    empty = pa.array([], pa.binary())
+    write(tmp_path / "part-0.parquet", label=pa.array([], pa.int64()), data=empty)
+    write(tmp_path / "part-1.parquet", label=[1] * 20, data=pa.array(PNGS, pa.large_binary()))
+    source = open_source(tmp_path)
+    assert (source.rows, source.shape) == (20, (3, 8, 8))
+
+
+def test_columns_that_files_cannot_have(tmp_path: Path) -> None:
+    """Two of one name, and a label that only the folder's name states."""
+    twice = tmp_path / "twice.parquet"
+    pq.write_table(pa.table([PNGS, [0] * 20, [1] * 20], names=["data", "label", "label"]), twice)
+    with pytest.raises(BadInput, match="expected one column label, got 2 of this name"):
+        open_source(twice)
+    (tmp_path / "by" / "label=3").mkdir(parents=True)
+    write(tmp_path / "by" / "label=3" / "a.parquet", data=PNGS)
+    with pytest.raises(BadInput, match="got a folder of partitionBy, label=3; read it with Spark"):
+        open_source(tmp_path / "by")
+
+
 TYPED = """
 layer {{ name: "d" type: "CoSData" source_class: "com.yahoo.ml.caffe.DataFrameSource"
   top: "data" top: "label" top: "words" top: "weight"

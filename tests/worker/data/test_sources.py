@@ -143,16 +143,48 @@ def test_a_parquet_folder_is_read_in_order_and_by_its_parts(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("name", "divided"),
-    [("test_notes.md", False), ("test.parquet", True), ("test", True), ("rows.parquet", False)],
+    [
+        ("test_notes.md", False),
+        ("test.parquet", True),
+        ("test", True),
+        ("rows.parquet", False),
+        ("val.parquet", True),
+        ("validation-0.parquet", True),
+        ("values.parquet", False),
+    ],
 )
 def test_what_divides_parquet(tmp_path: Path, name: str, divided: bool) -> None:
     """A subfolder or a Parquet file named so; notes and the like divide nothing."""
-    parquet(tmp_path / "data.parquet")
+    parquet(tmp_path / "train.parquet")
     if name == "test":
         (tmp_path / name).mkdir()
     else:
         parquet(tmp_path / name)
     assert has_test(tmp_path) == divided
+
+
+def test_a_validation_part_is_tested_on_where_there_is_no_test_part(tmp_path: Path) -> None:
+    """`train` and `val` are the names of ImageNet's parts; `val` alone is no part."""
+    parquet(tmp_path / "val.parquet", label=pa.array([2] * 20))
+    assert everything(open_source(tmp_path))["label"].to_pylist() == [2] * 20
+    parquet(tmp_path / "train.parquet", label=pa.array([1] * 20))
+    assert everything(open_source(tmp_path, "test"))["label"].to_pylist() == [2] * 20
+    assert everything(open_source(tmp_path))["label"].to_pylist() == [1] * 20
+    parquet(tmp_path / "test.parquet", label=pa.array([3] * 20))
+    assert everything(open_source(tmp_path, "test"))["label"].to_pylist() == [3] * 20
+
+
+def test_labels_of_pandas_and_spark(tmp_path: Path) -> None:
+    """Categories are the values that they stand for; text may have spaces around a number."""
+    for label in (pa.array(["2", " 0"] * 10), pa.array(["2", "0"] * 10).dictionary_encode()):
+        source = open_source(parquet(tmp_path / "a.parquet", label=label))
+        assert everything(source)["label"].to_pylist() == [2, 0] * 10
+    assert (
+        everything(open_source(parquet(tmp_path / "a.parquet", label=pa.array([-1] * 20))))[
+            "label"
+        ].to_pylist()
+        == [-1] * 20
+    )  # for a loss that ignores it
 
 
 def test_an_undivided_parquet_file_is_training_data_alone(tmp_path: Path) -> None:
@@ -290,6 +322,10 @@ BROKEN_PARQUET: dict[str, tuple[dict[str, Any], str]] = {
     "huge label": (
         {"label": pa.array([1.0] * 3 + [1e30] + [0.0] * 16)},
         "column label: row 3: expected a whole number, got 1e+30",
+    ),
+    "text that is no number": (
+        {"label": pa.array(["0"] * 4 + ["1_0"] + ["0"] * 15)},
+        "column label: row 4: expected a number, got 1_0",
     ),
     "negative label": (
         {"label": pa.array([0] * 4 + [-1] + [0] * 15)},
