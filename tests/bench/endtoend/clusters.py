@@ -16,6 +16,8 @@ from tests.bench.endtoend.places import Place
 
 _SPARK_PORT, _RAY_PORT, _ROLE_PORT, _TORCHRUN_PORT = 7077, 6379, 23000, 29500
 _OBJECT_STORE_BYTES = 200_000_000
+# Without it, workers that are started again look for each other at the ends of those that died.
+_NEW_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 _AGAIN = 'until "$@"; do sleep 1; done'
 
 
@@ -118,7 +120,8 @@ def _list_torchrun(
     """One torchrun with all workers, or one with a worker at each place but the servers'."""
     run = [str(python), "-m", "torch.distributed.run", "--max-restarts=100"]
     if not places:
-        yield Part([*run, "--standalone", f"--nproc-per-node={workers}", *program])
+        alone = [*run, "--standalone", f"--nproc-per-node={workers}", *program]
+        yield Part(["env", _NEW_STORE, *alone])
     for rank, _ in enumerate(places[1:]):
         group = [f"--nnodes={workers}", f"--node-rank={rank}", "--nproc-per-node=1"]
         meet = [f"--master-addr={places[1].address}", f"--master-port={_TORCHRUN_PORT}"]

@@ -23,7 +23,7 @@ def train(task: Task, snapshot: Path | None) -> None:
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=task.rate, momentum=task.momentum)
     rows = read_training_set(task)
-    sampler = DistributedSampler(rows)
+    sampler = DistributedSampler(rows, seed=task.seed)
     record, me = Record(task, workers * task.batch), Worker(task, rank)
     done = torch.zeros(1)
     for epoch in range(1000):

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import deploy
 import worker
 import worker.torch
-from tests.bench.endtoend.programs.quick_spark import QUICK_SPARK
+from tests.bench.endtoend.programs.quick_spark import QUICK_SPARK, choose_master
 from tests.bench.endtoend.programs.task import Task, read_task
 from tests.bench.endtoend.programs.torch_nets import Record, Worker, make_net
 
@@ -39,9 +39,8 @@ def main() -> None:
     parser.add_argument("--staleness", default="usual")
     options, _ = parser.parse_known_args()
     os.environ |= deploy.spark_environment()
-    master = task.cluster or f"local[{task.workers},4]"
     settings = QUICK_SPARK | deploy.spark_settings("torch", "worker.torch")
-    spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
+    spark = SparkSession.builder.master(choose_master(task)).config(map=settings).getOrCreate()
     x = pa.array(map(bytes, task.read("train_x")), pa.binary())
     df = spark.createDataFrame(pa.table({"x": x, "y": task.read("train_y")}))
     model, record = make_net(task), Record(task, task.workers * task.batch)
@@ -55,6 +54,7 @@ def main() -> None:
         train,
         task,
         workers=task.workers,
+        seed=task.seed,
         params=worker.torch.params(model, rate=task.rate),
         strategy=f"eamsgd:tau={options.tau},momentum={task.momentum}",
         staleness=options.staleness,

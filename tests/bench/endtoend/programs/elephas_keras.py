@@ -16,7 +16,7 @@ from pyspark import SparkConf, SparkContext
 from tensorflow import keras
 
 from tests.bench.endtoend.programs.keras_nets import make_net, predict, read_samples
-from tests.bench.endtoend.programs.quick_spark import QUICK_SPARK
+from tests.bench.endtoend.programs.quick_spark import QUICK_SPARK, choose_master
 from tests.bench.endtoend.programs.task import (
     Task,
     measure,
@@ -67,8 +67,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", default="asynchronous")
     mode = parser.parse_known_args()[0].mode
-    master = task.cluster or f"local[{task.workers}]"
-    context = SparkContext(conf=SparkConf().setMaster(master).setAll(list(QUICK_SPARK.items())))
+    settings = SparkConf().setMaster(choose_master(task)).setAll(list(QUICK_SPARK.items()))
+    context = SparkContext(conf=settings)
     rdd = to_simple_rdd(context, read_samples(task, "train"), task.read("train_y"))
     rdd = rdd.repartition(task.workers)
     rdd = rdd.mapPartitionsWithIndex(lambda rank, rows: note_worker(task, rank, rows))

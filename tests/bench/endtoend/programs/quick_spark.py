@@ -5,8 +5,15 @@ A run lasts a minute or two, which is less than the second compiler takes to rep
 
 from typing import Any
 
+from tests.bench.endtoend.programs.task import Task
+
 _OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 QUICK_SPARK: dict[str, Any] = {
     "spark.driver.extraJavaOptions": _OPTIONS,
     "spark.executor.extraJavaOptions": _OPTIONS,
 }
+
+
+def choose_master(task: Task) -> str:
+    """The running cluster, or else this machine, with as many attempts of a task as a cluster."""
+    return task.cluster or f"local[{task.workers},4]"

@@ -8,6 +8,8 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +98,18 @@ def write_loss(task: Task, loss: float, tokens: int, at: float) -> None:
     line = {"time": at, "accuracy": None, "loss": loss, "tokens": tokens}
     with Path(task.record).open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+@contextmanager
+def slow_down(times: float) -> Iterator[None]:
+    """Take this many times as long, by a rest, for what this thread computes in the context.
+
+    Its CPU time counts. A backward pass that exchanges gradients also waits for other workers,
+    which a slow machine would not do for longer.
+    """
+    began = time.thread_time()
+    yield
+    time.sleep((time.thread_time() - began) * (times - 1))
 
 
 def note_process(task: Task, rank: int) -> None:

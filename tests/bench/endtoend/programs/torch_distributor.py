@@ -4,7 +4,7 @@ from pyspark.ml.torch.distributor import TorchDistributor
 from pyspark.sql import SparkSession
 
 from tests.bench.endtoend.programs.ddp import train
-from tests.bench.endtoend.programs.quick_spark import QUICK_SPARK
+from tests.bench.endtoend.programs.quick_spark import QUICK_SPARK, choose_master
 from tests.bench.endtoend.programs.task import Task, read_task
 
 
@@ -18,8 +18,7 @@ def train_here(task: Task) -> None:
 
 def main() -> None:
     task = read_task()
-    master = task.cluster or f"local[{task.workers}]"
-    SparkSession.builder.master(master).config(map=QUICK_SPARK).getOrCreate()
+    SparkSession.builder.master(choose_master(task)).config(map=QUICK_SPARK).getOrCreate()
     TorchDistributor(num_processes=task.workers, local_mode=False, use_gpu=False).run(
         train_here, task
     )

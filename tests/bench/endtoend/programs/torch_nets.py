@@ -1,13 +1,17 @@
 """The nets in PyTorch, their data and their tests, for the programs of this folder."""
 
-import time
-
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from tests.bench.endtoend.programs.task import Task, measure, note_process, write_line
+from tests.bench.endtoend.programs.task import (
+    Task,
+    measure,
+    note_process,
+    slow_down,
+    write_line,
+)
 
 _TESTED_AT_ONCE = 500
 
@@ -86,12 +90,10 @@ class Worker:
 
     def gradient(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
         """Compute the loss, and the gradient into the model; a slow worker rests after that."""
-        began = time.perf_counter()
-        loss = cross_entropy(model(images), labels)
-        loss.backward()
-        if self._rank == 0:
-            if not self._steps:
+        with slow_down(self._task.slow if self._rank == 0 else 1.0):
+            loss = cross_entropy(model(images), labels)
+            loss.backward()
+            if self._rank == 0 and not self._steps:
                 write_line(self._task, None)
-            time.sleep((time.perf_counter() - began) * (self._task.slow - 1))
         self._steps += 1
         return float(loss.item())
