@@ -21,7 +21,6 @@ import math
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -32,6 +31,7 @@ from typing import NamedTuple
 from ps.transport.link_model import LinkModel, parse_link
 from shards.errors import BadInput
 from tests.bench.endtoend import places
+from tests.bench.endtoend.caretaker import Caretaker
 from tests.bench.endtoend.clusters import Kind
 from tests.bench.endtoend.contest import ClusterError, Contender, Run, Trial, has_ended
 from tests.bench.endtoend.places import Line, Place
@@ -87,11 +87,11 @@ def run_contender(contender: Contender, trial: Trial, seconds: float, start_s: f
     cannot be made.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rivals-")))
+        caretaker = stack.enter_context(Caretaker())
         made: list[Place] = []
         if trial.line is not None:
             made = stack.enter_context(places.make_places(trial.workers + 1, trial.line))
-        run = Run(contender, trial, made, folder)
+        run = Run(contender, trial, made, caretaker)
         try:
             run.start()
             while not run.record.exists():
@@ -213,6 +213,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="36 thousand weights")
     parser.add_argument("--only", nargs="+", default=[], choices=CONTENDERS)
     given = parser.parse_args(arguments)
+    for option in ("seconds", "start_s", "kill_every", "pace"):
+        if not 0 < (value := getattr(given, option)) < math.inf:
+            sys.exit(f"--{option.replace('_', '-')}: expected seconds above 0, got {value}")
     trial = Trial(
         work="gpt",
         data=str(DOCS),
@@ -227,6 +230,8 @@ def main(arguments: list[str] | None = None) -> None:
         name: contender._replace(options=options)
         for name, contender in choose_contenders(given.only).items()
     }
+    if not able:
+        sys.exit("nothing to run: every contender is left out")
     minutes = len(able) * (given.seconds + given.start_s) / 60
     print(f"at most {minutes:.0f} minutes; load before: {os.getloadavg()[0]:.1f}", flush=True)
     ideal = given.seconds / given.pace * sum(SPEEDS) / max(SPEEDS) * STEP_TOKENS

@@ -46,7 +46,7 @@ from tests.bench.report import FOLDER, Goal, goals, save
 RATES, MOMENTA, SEARCH_SEED = (0.02, 0.05, 0.1), [0.0, 0.9], 100
 CHOSEN = Path(__file__).parent / "endtoend" / "rates.json"
 OURS = "downpour, PyTorch on Spark"
-QUICK = ("downpour train", Trial(target=0.05, between=256, workers=2))
+QUICK = ("downpour train", Trial(target=0.6, between=1280, workers=2))
 SETTING_UP_S = 120.0
 """At most what comes before and after a run."""
 
@@ -59,7 +59,7 @@ CONDITIONS = {
     COLD: Trial(cold=True),
 }
 
-Rounds = dict[str, list[Outcome]]
+Rounds = dict[str, dict[int, Outcome]]
 
 
 class Contest(NamedTuple):
@@ -160,24 +160,24 @@ def format_rates(chosen: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     return "{\n" + ",\n".join(works) + "\n}\n"
 
 
-def list_goals(results: Mapping[str, Rounds], limit_s: float) -> Iterator[Goal]:
+def list_goals(results: Mapping[str, Rounds]) -> Iterator[Goal]:
     """Yield the goals of the contenders that ran."""
-    others = [name for name in results.get(QUIET, {}) if "downpour" not in name]
+    others = [name for name in CONTENDERS if "downpour" not in name]
     on_spark = [name for name in others if CONTENDERS[name].kind is Kind.SPARK]
     rows = [*((QUIET, name, 0.8) for name in on_spark), (QUIET, "plain PyTorch", 1.25)]
     rows += [(SLOW, "PyTorch DDP", 0.5), (LINK, "PyTorch DDP", 0.2)]
     rows += [(LINK, name, 0.2) for name in CONTENDERS if "Elephas" in name]
     for condition, other, target in rows:
         rounds = results.get(condition, {})
-        ratio = median_ratio(rounds.get(OURS, []), rounds.get(other, []), limit_s)
+        ratio = median_ratio(rounds.get(OURS, {}), rounds.get(other, {}))
         if ratio is not None:
             yield Goal(f"{condition}: against {other}", ratio, target, "x")
-    quiet = results.get(QUIET, {}).get(OURS, [])
-    ratio = median_ratio(results.get(KILLS, {}).get(OURS, []), quiet, limit_s)
+    quiet = results.get(QUIET, {}).get(OURS, {})
+    ratio = median_ratio(results.get(KILLS, {}).get(OURS, {}), quiet)
     if ratio is not None:
         yield Goal(f"{KILLS}: against undisturbed", ratio, 1.3, "x")
     for condition, target in ((QUIET, 8.0), (COLD, 15.0)):
-        outcomes = results.get(condition, {}).get(OURS, [])
+        outcomes = results.get(condition, {}).get(OURS, {}).values()
         starts = [outcome.first_step_s for outcome in outcomes if outcome.first_step_s is not None]
         if starts:
             yield Goal(f"{condition}: first step after", statistics.median(starts), target, "s")
@@ -207,19 +207,22 @@ def choose_contenders(names: Sequence[str], work: str) -> dict[str, tuple[Conten
     return able
 
 
-def choose_conditions(names: Sequence[str]) -> dict[str, Trial]:
-    """The conditions that can be made here; prints a line for the slow link if it cannot."""
+def choose_conditions(names: Sequence[str], *, saved: bool = False) -> dict[str, Trial]:
+    """The conditions that can be made here; prints a line for the slow link if it cannot.
+
+    `saved`: none is to be made.
+    """
     asked = choose(names, CONDITIONS, "--conditions")
-    if LINK in asked and (why := places.missing()) is not None:
+    if LINK in asked and not saved and (why := places.missing()) is not None:
         print(f"{LINK}: left out: {why}")
         del asked[LINK]
     return asked
 
 
-def print_plan(runs: int, saved: int, limit_s: float) -> None:
-    """Print for how long the command takes at most."""
-    minutes = (runs - saved) * (limit_s + SETTING_UP_S) / 60
-    print(f"{runs} runs, {saved} of them saved: at most {minutes:.0f} minutes", flush=True)
+def print_plan(plan: str, runs: int, limit_s: float) -> None:
+    """Print for how long a plan of this number of runs takes at most."""
+    minutes = runs * (limit_s + SETTING_UP_S) / 60
+    print(f"{plan}: at most {minutes:.0f} minutes", flush=True)
 
 
 def measure(contest: Contest, conditions: Mapping[str, Trial], seeds: Sequence[int]) -> None:
@@ -233,27 +236,29 @@ def measure(contest: Contest, conditions: Mapping[str, Trial], seeds: Sequence[i
         for condition, trial in conditions.items()
     }
     plan = [(condition, *run) for condition, runs in trials.items() for run in runs]
+    if not plan:
+        sys.exit("no run of these is saved")
     saved = sum(itertools.starmap(contest.is_saved, plan))
-    print_plan(len(plan), saved, contest.limit_s)
+    print_plan(f"{len(plan)} runs, {saved} of them saved", len(plan) - saved, contest.limit_s)
     results: dict[str, Rounds] = {}
     for condition, runs in trials.items():
         print("==", condition)
-        results[condition] = {name: [] for name in contest.contenders}
+        results[condition] = {name: {} for name in contest.contenders}
         for name, trial in runs:
             outcome = contest.run(condition, name, trial, contest.limit_s)
-            results[condition][name].append(outcome)
-        for row in format_table(results[condition], contest.contenders, OURS, contest.limit_s):
+            results[condition][name][trial.seed] = outcome
+        for row in format_table(results[condition], contest.contenders, OURS):
             print(row)
     save(
         "endtoend",
         {
-            condition: {name: [o._asdict() for o in outcomes] for name, outcomes in rounds.items()}
+            condition: {name: [o._asdict() for o in of.values()] for name, of in rounds.items()}
             for condition, rounds in results.items()
         },
     )
     target = next(iter(conditions.values())).target
     draw(results, target, FOLDER / "endtoend.png")
-    goals(list_goals(results, contest.limit_s))
+    goals(list_goals(results))
 
 
 def read_options(arguments: list[str] | None) -> argparse.Namespace:
@@ -265,30 +270,55 @@ def read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--limit-s", type=float, default=600.0, help="of one run")
     parser.add_argument("--again", action="store_true", help="repeat the runs that are saved")
-    parser.add_argument("--saved", action="store_true", help="show what is saved, and run nothing")
-    parser.add_argument("--search", action="store_true")
     parser.add_argument("--momenta", nargs="+", type=float, default=MOMENTA, help="of the search")
-    parser.add_argument("--quick", action="store_true")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--saved", action="store_true", help="show what is saved, and run nothing")
+    modes.add_argument("--search", action="store_true")
+    modes.add_argument("--quick", action="store_true")
     return parser.parse_args(arguments)
+
+
+def check_options(given: argparse.Namespace) -> None:
+    """Raise BadInput for a value that no run can have, and for options that exclude each other."""
+    for seed in given.seeds:
+        if not 0 < seed < 1 << 31 or seed == SEARCH_SEED:
+            expected = f"numbers from 1, without {SEARCH_SEED}, which the search has"
+            raise BadInput("--seeds", expected=expected, got=seed)
+    if not 0 < given.limit_s < math.inf:
+        raise BadInput("--limit-s", expected="seconds above 0", got=given.limit_s)
+    for momentum in given.momenta:
+        if not 0 <= momentum < 1:
+            raise BadInput("--momenta", expected="numbers from 0 to below 1", got=momentum)
+    if given.quick and (given.only or given.conditions or given.work != Trial().work):
+        raise BadInput("--quick", expected="no --only, --conditions or --work", got="one")
+    if given.saved and given.again:
+        raise BadInput("--saved", expected="no --again", got="it")
 
 
 def main(arguments: list[str] | None = None) -> None:
     given = read_options(arguments)
+    try:
+        run_contest(given)
+    except BadInput as error:
+        sys.exit(str(error))
+
+
+def run_contest(given: argparse.Namespace) -> None:
+    """Run, search or show what is asked for; raises BadInput before anything starts."""
+    check_options(given)
     choose([given.work], WORKS, "--work")
     if given.quick:
         name, trial = QUICK
         given.only, given.seeds, conditions = [name], [1], {QUIET: trial}
     else:
-        conditions = choose_conditions(given.conditions)
-    try:
-        data = prepare(given.work, given.data)
-    except BadInput as error:
-        sys.exit(str(error))
-    changes = {"work": given.work, "data": str(data)}
+        conditions = choose_conditions(given.conditions, saved=given.saved)
+    changes = {"work": given.work, "data": str(prepare(given.work, given.data))}
     if not given.quick:
         changes["target"] = WORKS[given.work].target
     conditions = {name: trial._replace(**changes) for name, trial in conditions.items()}
     able = choose_contenders(given.only, given.work)
+    if not able or not conditions:
+        sys.exit("nothing to run: every contender or condition is left out")
     contest = Contest(
         {name: contender for name, (contender, _) in able.items()},
         {name: versions for name, (_, versions) in able.items()},
@@ -297,7 +327,8 @@ def main(arguments: list[str] | None = None) -> None:
         given.saved,
     )
     if given.search:
-        print_plan(len(able) * len(conditions) * len(RATES) * len(given.momenta), 0, given.limit_s)
+        runs = len(able) * len(conditions) * len(RATES) * len(given.momenta)
+        print_plan(f"up to {runs} runs", runs, given.limit_s)
         for condition, trial in conditions.items():
             search(contest, condition, trial, given.momenta)
     else:

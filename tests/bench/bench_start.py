@@ -78,6 +78,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm", action="store_true", help="leave out the cold ones")
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds: expected at least 1, got {options.rounds}")
     rounds: dict[str, list[dict[str, float]]] = {}
     machines = ("prepared", "warm") if options.warm else ("prepared", "warm", "cold")
     with TemporaryDirectory() as prepared:

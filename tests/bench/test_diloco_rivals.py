@@ -103,6 +103,13 @@ def test_other_links_are_refused(text: str) -> None:
         bench.read_line(text)
 
 
+@pytest.mark.parametrize("option", ["--seconds", "--start-s", "--kill-every", "--pace"])
+@pytest.mark.parametrize("value", ["0", "nan", "inf"])
+def test_other_times_are_refused(option: str, value: str) -> None:
+    with pytest.raises(SystemExit, match=f"{option}: expected seconds above 0, got {value}"):
+        bench.main([option, value])
+
+
 def test_a_link_needs_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the right to make them it says how to run without a link."""
     monkeypatch.setattr(places, "missing", lambda: None)
@@ -121,6 +128,8 @@ def test_what_is_not_installed_is_left_out(
     assert bench.choose_contenders([]) == {}
     expected = "absent: left out, for no-such-package are not installed: make bench B=peers\n"
     assert capsys.readouterr().out == expected
+    with pytest.raises(SystemExit, match="nothing to run"):
+        bench.main(["--link", "none"])
 
 
 def test_the_goals_know_the_example() -> None:

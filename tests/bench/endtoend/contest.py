@@ -11,7 +11,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,6 +22,7 @@ from typing import NamedTuple
 
 from deploy.clusters.java import spark_environment
 from deploy.runner import subreaper
+from tests.bench.endtoend.caretaker import Caretaker, end_command
 from tests.bench.endtoend.clusters import Kind, list_parts, place_of
 from tests.bench.endtoend.places import Line, Place, make_places
 from tests.support.cpu_seconds import count_with_ended
@@ -186,6 +186,8 @@ class Outcome(NamedTuple):
     """The last lines that the program printed."""
     lasted_s: float
     """Until it was over, or was ended."""
+    late: bool
+    """Whether it was ended at its limit."""
 
     @property
     def longest_pause_s(self) -> float:
@@ -200,11 +202,11 @@ def run_trial(contender: Contender, trial: Trial, limit_s: float) -> Outcome:
     Raises OSError if the places cannot be made. If a cluster does not start, the run has failed.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="endtoend-")))
+        caretaker = stack.enter_context(Caretaker())
         places: list[Place] = []
         if trial.line is not None:
             places = stack.enter_context(make_places(trial.workers + 1, trial.line))
-        run = Run(contender, trial, places, folder)
+        run = Run(contender, trial, places, caretaker)
         failure = ""
         try:
             run.start()
@@ -224,6 +226,7 @@ def run_trial(contender: Contender, trial: Trial, limit_s: float) -> Outcome:
             curve,
             failure or run.read_output(20),
             run.lasted_s,
+            run.late,
         )
 
 
@@ -235,17 +238,20 @@ class Run:
     """The processes of one run."""
 
     def __init__(
-        self, contender: Contender, trial: Trial, places: Sequence[Place], folder: Path
+        self, contender: Contender, trial: Trial, places: Sequence[Place], caretaker: Caretaker
     ) -> None:
         self._contender, self._trial, self._places = contender, trial, places
-        self._folder = folder
-        self.record = folder / "record"
+        self._caretaker = caretaker
+        self._folder = caretaker.make_folder("endtoend-")
+        if _OURS[0] in contender.packages:
+            caretaker.add("segments", ROOT)
+        self.record = self._folder / "record"
         # Beyond one machine, the nodes of a Ray refuse each other without a token.
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self._token = token if places and contender.kind is Kind.RAY else {}
         self.killer = Killer(self.record, trial)
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.began, self.lasted_s, self.link_bytes = 0.0, 0.0, 0
+        self.began, self.lasted_s, self.link_bytes, self.late = 0.0, 0.0, 0, False
 
     def start(self) -> None:
         """Start what has to be up, then the program's own processes; `began` is between them."""
@@ -281,6 +287,7 @@ class Run:
                     stderr=subprocess.STDOUT,
                 )
             )
+        self._caretaker.add("reaper", self.processes[-1].pid)
 
     def _output(self, number: int) -> Path:
         return self._folder / f"output.{number}"
@@ -297,10 +304,9 @@ class Run:
     def watch(self, limit_s: float) -> None:
         """Wait until the target is reached, the last process has ended, or time is over."""
         with pace(self.record, 1.0 if self._contender.rests else self._trial.slow):
-            while time.time() < self.began + limit_s and not reached(
-                self.record, self._trial.target
-            ):
-                if has_ended(self.processes[-1]):
+            while not (reached(self.record, self._trial.target) or has_ended(self.processes[-1])):
+                self.late = time.time() >= self.began + limit_s
+                if self.late:
                     break
                 self.killer.act()
                 time.sleep(_POLL_S)
@@ -359,15 +365,8 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 def end_program(process: subprocess.Popen[bytes]) -> float:
     """End the command below a subreaper, which then ends the rest; returns their CPU seconds."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while_alive_s = count_with_ended(process.pid)
-    killed: list[str] = []
-    while not killed and not has_ended(process):  # it may not have started the command yet
-        killed = children.read_text().split()
-        for child in killed:
-            with suppress(OSError):
-                os.kill(int(child), signal.SIGKILL)
-        time.sleep(_TURN_S)
+    end_command(str(process.pid))
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     # Spark's daemon ignores SIGCHLD: the seconds of its workers are lost when they end.
@@ -432,5 +431,6 @@ class Killer:
             alive = sorted(int(pid) for pid in written if Path(f"/proc/{pid}").exists())
             if len(alive) >= self._least:
                 self._next = time.time() + self._every_s
-                os.kill(self._dice.choice(alive), signal.SIGKILL)
-                self.kills += 1
+                with suppress(ProcessLookupError):  # it has just ended by itself
+                    os.kill(self._dice.choice(alive), signal.SIGKILL)
+                    self.kills += 1

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 from tests.bench.bench_links import build_line
 from tests.bench.bench_links import missing as missing_line
+from tests.bench.endtoend.caretaker import Caretaker
 
 _QUEUE_S = 0.2
 # Names are known from one file alone: to ask a server that is out of reach takes seconds.
@@ -62,35 +62,39 @@ def missing() -> str | None:
 def make_places(count: int, line: Line) -> Iterator[list[Place]]:
     """Make places, which last as long as the context: nothing may run there when it ends."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="places-")))
+        caretaker = stack.enter_context(Caretaker())
+        folder = caretaker.make_folder("places-")
         binary = build_line(folder)
-        router = _make_space(stack, "r")
+        router = _make_space(caretaker, "r")
         _run("ip", "netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
         places = []
         for number in range(count):
-            space = _make_space(stack, str(number))
+            space = _make_space(caretaker, str(number))
             places.append(Place(space, f"place{number}", f"10.78.0.{number + 1}", folder))
-            _join(stack, places[-1], router, binary, line)
+            _join(stack, caretaker, places[-1], router, binary, line)
         names = [f"{place.address} {place.host}" for place in places]
         (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
         (folder / "resolv.conf").touch()
         yield places
 
 
-def _make_space(stack: ExitStack, end: str) -> str:
+def _make_space(caretaker: Caretaker, end: str) -> str:
     space = f"dp{end}x{os.getpid()}"
+    caretaker.add("space", space)
     _run("ip", "netns", "add", space)
-    stack.callback(_run, "ip", "netns", "del", space)
     _run("ip", "-netns", space, "link", "set", "lo", "up")
     return space
 
 
-def _join(stack: ExitStack, place: Place, router: str, binary: Path, line: Line) -> None:
+def _join(
+    stack: ExitStack, caretaker: Caretaker, place: Place, router: str, binary: Path, line: Line
+) -> None:
     """Lay the line from a place to the router, over which half of a way takes half of its time."""
     near, far = place.space, f"{place.space}r"
     figures = line.rtt_s / 4 * 1e6, line.bytes_per_s, line.bytes_per_s * _QUEUE_S
     command = [str(binary), near, far, *(str(round(figure)) for figure in figures)]
     program = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+    caretaker.add("line", program.pid)
     stack.callback(program.kill)
     assert program.stdout is not None
     if program.stdout.readline() != b"ready\n":

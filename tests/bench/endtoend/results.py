@@ -5,15 +5,16 @@ A later command resumes from the files.
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from shards.errors import BadInput
 from tests.bench.endtoend.contest import Contender, Outcome, Trial
 from tests.bench.report import FOLDER
 
 _COLUMNS, _MOST_WRONG = 3, 15.0
-Rounds = Mapping[str, Sequence[Outcome]]
-"""The outcomes of each contender, in the order of the seeds."""
+Rounds = Mapping[str, Mapping[int, Outcome]]
+"""The outcomes of each contender, by the seed of the round."""
 
 
 class Results:
@@ -24,16 +25,27 @@ class Results:
         self._versions = versions
 
     def read(self, name: str, trial: Trial, limit_s: float | None) -> Outcome | None:
-        """The outcome of this very trial with this limit (None: with any) and these versions."""
+        """The outcome of this very trial with this limit (None: with any) and these versions.
+
+        Raises BadInput for a file that is not such a result.
+        """
         path = self._path(name, trial)
         if not path.exists():
             return None
-        content = json.loads(path.read_text())
-        limit_s = content["of"]["limit_s"] if limit_s is None else limit_s
-        if content["of"] != self._describe(name, trial, limit_s):
-            return None
-        outcome = Outcome(**content["outcome"])
-        return outcome._replace(curve=[(at, accuracy) for at, accuracy in outcome.curve])
+        try:
+            content = json.loads(path.read_text())
+            limit_s = content["of"]["limit_s"] if limit_s is None else limit_s
+            if content["of"] != self._describe(name, trial, limit_s):
+                return None
+            outcome = Outcome(**content["outcome"])
+            return outcome._replace(curve=[(at, accuracy) for at, accuracy in outcome.curve])
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadInput(
+                path,
+                expected="a run of this version",
+                got=repr(error),
+                hint="remove it, or --again",
+            ) from None
 
     def write(self, name: str, trial: Trial, limit_s: float, outcome: Outcome) -> None:
         """Save the outcome of one run."""
@@ -41,7 +53,9 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
         of = self._describe(name, trial, limit_s)
         content = {"of": of, "outcome": outcome._asdict()}
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(content, indent=1) + "\n")
+        partial.replace(path)
 
     def _path(self, name: str, trial: Trial) -> Path:
         words = (name, f"{trial.rate:g}", f"{trial.momentum:g}", f"seed{trial.seed}")
@@ -52,32 +66,27 @@ class Results:
         return {**described, "limit_s": limit_s, "versions": self._versions[name]}
 
 
-def count_seconds(outcome: Outcome, limit_s: float) -> float | None:
+def count_seconds(outcome: Outcome) -> float | None:
     """The seconds to the target; at least the limit for one that was still at it."""
-    if outcome.seconds is None and outcome.lasted_s >= limit_s:
-        return outcome.lasted_s
-    return outcome.seconds
+    return outcome.lasted_s if outcome.seconds is None and outcome.late else outcome.seconds
 
 
-def median_ratio(
-    ours: Sequence[Outcome], others: Sequence[Outcome], limit_s: float
-) -> float | None:
+def median_ratio(ours: Mapping[int, Outcome], others: Mapping[int, Outcome]) -> float | None:
     """The median over the rounds of one's seconds to another's; None if there is no such round.
 
     A contender that was ended at the limit counts with the limit, which makes the ratio larger
     than it is. A round in which ours missed the target counts as infinitely slow.
     """
     pairs = [
-        (one.seconds or float("inf"), count_seconds(other, limit_s))
-        for one, other in zip(ours, others, strict=False)
+        (one.seconds or float("inf"), count_seconds(others[seed]))
+        for seed, one in ours.items()
+        if seed in others
     ]
     ratios = [one / other for one, other in pairs if other is not None]
     return statistics.median(ratios) if ratios else None
 
 
-def format_table(
-    rounds: Rounds, contenders: Mapping[str, Contender], ours: str, limit_s: float
-) -> Iterator[str]:
+def format_table(rounds: Rounds, contenders: Mapping[str, Contender], ours: str) -> Iterator[str]:
     """Yield the lines of a condition's table in Markdown; medians over the runs that arrived."""
     heads = [
         "contender",
@@ -91,16 +100,17 @@ def format_table(
     heads += ["first step, s", "longest pause, s", "killed", "lines"]
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---|" * len(heads)
-    for name, outcomes in rounds.items():
-        if not outcomes:
+    for name, by_seed in rounds.items():
+        if not by_seed:
             continue
+        outcomes = list(by_seed.values())
         arrived = [outcome for outcome in outcomes if outcome.seconds is not None]
         times = [outcome.seconds or 0.0 for outcome in arrived]
         shown = arrived or outcomes
-        ratio = median_ratio(rounds.get(ours, []), outcomes, limit_s)
+        ratio = median_ratio(rounds.get(ours, {}), by_seed)
         firsts = [outcome.first_step_s for outcome in shown if outcome.first_step_s is not None]
-        late = any(outcome.lasted_s >= limit_s for outcome in outcomes)
-        missing = f"> {limit_s:.0f}" if late else "failed"
+        late = [outcome.lasted_s for outcome in outcomes if outcome.late]
+        missing = f"> {min(late):.0f}" if late else "failed"
         cells = [
             f"{len(arrived)} of {len(outcomes)}",
             f"{statistics.median(times):.1f}" if times else missing,
@@ -132,7 +142,7 @@ def draw(results: Mapping[str, Rounds], target: float, path: Path) -> None:
         empty.remove()
     for panel, (condition, rounds) in zip(panels, results.items(), strict=False):
         for name, outcomes in rounds.items():
-            for outcome in outcomes:
+            for outcome in outcomes.values():
                 times = [at for at, _ in outcome.curve]
                 wrong = [100 * (1 - accuracy) for _, accuracy in outcome.curve]
                 panel.plot(times, wrong, color=colours[name], linewidth=1, marker=".", markersize=2)

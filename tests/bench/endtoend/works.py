@@ -10,6 +10,7 @@ import io
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,19 +86,28 @@ WORKS: Mapping[str, Work] = {
 def prepare(name: str, package: Path | None) -> Path:
     """Write the arrays of a work, if they are not there yet; returns the file.
 
-    Raises BadInput if they have to be made and the package is not named or is another one.
+    Raises BadInput if they have to be made and the package is not named or is another one, and if
+    no file can be written there.
     """
     path, work = FOLDER.absolute() / "endtoend" / f"{name}.npz", WORKS[name]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise BadInput(path.parent, expected="a folder to write in", got=error) from None
+    if package is None:
+        fits = path.exists() or not work.package
+    else:
+        fits = bool(work.package) and package.is_file()
+    if not fits:
+        expected = f"the file that `{work.package}` writes" if work.package else "none"
+        raise BadInput(f"--data of --work {name}", expected=expected, got=package or "none")
     if path.exists():
         return path
-    if work.package and (package is None or not package.is_file()):
-        expected = f"the file that `{work.package}` writes"
-        raise BadInput(f"--data of --work {name}", expected=expected, got=package or "none")
     try:
         arrays = work.read(package)
-    except (KeyError, OSError, ValueError) as error:  # another file
+    except (KeyError, OSError, ValueError, zipfile.BadZipFile) as error:  # another file
         raise BadInput(f"--data {package}", expected=work.package, got=error) from None
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial.npz")
     np.savez(partial, allow_pickle=False, **arrays)
     partial.replace(path)
