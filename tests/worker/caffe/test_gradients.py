@@ -7,6 +7,7 @@ rectifier. A step's random numbers are the same each time.
 """
 
 import shutil
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -280,7 +281,11 @@ SETTINGS: dict[str, st.SearchStrategy[Setting]] = {
     "BatchReindex": st.integers(2, 4).map(lambda n: Setting("", ((n, 3), (5,)), {1: n})),
     "Softmax": arrays.map(lambda shape: Setting("softmax_param { axis: 1 }", (shape,))),
     "SoftmaxWithLoss": softmax_losses(),
-    "EuclideanLoss": arrays.map(lambda shape: Setting("", (shape, shape))),
+    "EuclideanLoss": arrays.flatmap(
+        lambda shape: st.sampled_from([shape, (shape[0], prod(shape[1:]))]).map(
+            lambda other: Setting("", (shape, other))
+        )
+    ),
     "HingeLoss": st.sampled_from(["L1", "L2"]).flatmap(
         lambda norm: labelled(f"hinge_loss_param {{ norm: {norm} }}")
     ),

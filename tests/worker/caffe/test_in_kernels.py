@@ -225,6 +225,50 @@ def test_a_net_of_every_layer_equals_the_cpus(text: str, batch: Batch) -> None:
         close(views[name], expected, 2e-5, name)
 
 
+WITH_LABELS = """
+layer { name: "d" type: "MemoryData" top: "data" top: "label"
+        memory_data_param { batch_size: 4 channels: 1 height: 1 width: 2 } }
+layer { name: "score" type: "InnerProduct" bottom: "data" top: "score"
+        inner_product_param { num_output: 1 weight_filler { type: "constant" value: 0.5 } } }
+layer { name: "other" type: "Power" bottom: "score" top: "other" power_param { scale: 0 } }
+"""
+SCORES, LABELS = np.array([0.5, 2.5, 4.5, 6.5]), np.array([1, 0, 1, 0])  # (0 + 1) / 2 and so on
+
+
+@pytest.mark.parametrize("in_kernels", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "bottoms", "expected"),
+    [
+        ("EuclideanLoss", "score label", ((SCORES - LABELS) ** 2).sum() / 8),
+        (
+            "SigmoidCrossEntropyLoss",
+            "score label",
+            (np.log1p(np.exp(SCORES)) - LABELS * SCORES).sum() / 4,
+        ),
+        (
+            "ContrastiveLoss",
+            "score other label",
+            np.where(LABELS, SCORES**2, np.maximum(1 - SCORES, 0) ** 2).sum() / 8,
+        ),
+    ],
+)
+def test_losses_read_the_integer_labels_of_a_data_layer(
+    in_kernels: bool, kind: str, bottoms: str, expected: float
+) -> None:
+    """As numbers, one a row (n,) beside scores (n, 1), as in Caffe."""
+    named = " ".join(f'bottom: "{name}"' for name in bottoms.split())
+    net = network(f'{WITH_LABELS} layer {{ name: "loss" type: "{kind}" {named} top: "loss" }}')
+    weights = net.initial(seed=1)
+    gradient = np.empty_like(weights)
+    if in_kernels:
+        weights = copy_to(weights, THERE)
+        gradient = empty(weights.shape, np.float32, weights)
+    batch = {"data": np.arange(8, dtype=np.float32).reshape(4, 1, 1, 2), "label": LABELS}
+    step(net, weights, gradient, batch)
+    assert net.loss() == pytest.approx(expected, rel=1e-5)
+    assert np.isfinite(as_host(gradient)).all()
+
+
 @each_net
 def test_a_second_step_takes_no_memory_and_looks_at_nothing(
     text: str, batch: Batch, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
 
+import numpy as np
+
 from cupy_kernels import backends
 from cupy_kernels.ops import eltwise, losses, reduction, softmax
 from cupy_kernels.ops.losses.spec import ClassRule
@@ -65,7 +67,15 @@ class _Loss(Layer):
 
     def rows(self, bottom: AnyArray, role: str) -> Array:
         """A bottom as rows, one for each of its first axis, in Caffe's order."""
-        return flat(bottom, 1, self.work, role)
+        return flat(self.as_floats(bottom, role), 1, self.work, role)
+
+    def as_floats(self, bottom: AnyArray, role: str) -> AnyArray:
+        """A bottom as float32: the labels of a data layer are integers."""
+        if bottom.dtype == np.float32:
+            return bottom
+        numbers = self.work.take(f"{role} as floats", bottom.shape, bottom)
+        backends.copy(bottom, numbers)
+        return numbers
 
     def store_gradient(self, dx: Array, shape: Shape) -> AnyArray:
         """A gradient in Caffe's order, as a bottom of this shape is stored."""
@@ -78,12 +88,31 @@ class EuclideanLoss(_Loss):
     LABELS = frozenset()
 
     def set_up(self) -> tuple[Shape, ...]:
-        self.axis(0, self.bottoms[0])
-        self.check_alike()
+        first, second = self.bottoms
+        self.axis(0, first)
+        if first[:1] != second[:1] or prod(first) != prod(second):
+            raise self.bad(
+                f"expected as many values in each row, got {self.describe_bottom(0)} and"
+                f" {self.describe_bottom(1)}"
+            )
         return ((),)
+
+    def backward(
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
+    ) -> Gradients:
+        both = super().backward(gradients, weights, out, needs_grad)
+        if self.bottoms[0] == self.bottoms[1]:
+            return both
+        return [
+            dx if dx is None else as_stored(dx.reshape(-1, *shape[1:]), self.work, f"bottom{side}")
+            for side, (dx, shape) in enumerate(zip(both, self.bottoms, strict=True))
+        ]
 
     def loss(self, bottoms: Arrays) -> tuple[AnyArray, ...]:
         share = 1 / len(bottoms[0])
+        bottoms = [self.as_floats(x, f"bottom{side}") for side, x in enumerate(bottoms)]
+        if self.bottoms[0] != self.bottoms[1]:  # scores (n, 1) and labels (n,), for example
+            bottoms = [self.rows(x, f"rows{side}") for side, x in enumerate(bottoms)]
         dx = eltwise.weighted_sum(bottoms, [share, -share], self.work)
         sums = reduction.row_sums(dx.reshape(1, -1), Term.SQUARES, 0.5 / share, self.work)
         return sums.reshape(()), dx
@@ -241,7 +270,7 @@ class ContrastiveLoss(_Loss):
     def loss(self, bottoms: Arrays) -> tuple[AnyArray, ...]:
         param = self.spec.contrastive_loss_param
         a, b = (x.reshape(len(x), -1) for x in bottoms[:2])  # in any order, the same in both
-        similar = flat(bottoms[2], 0, self.work, "similar").reshape(-1)
+        similar = flat(self.as_floats(bottoms[2], "similar"), 0, self.work, "similar").reshape(-1)
         rule = param.margin, param.legacy_version, self.work
         loss, da = losses.contrastive(a, b, similar, *rule)
         return loss, da.reshape(bottoms[0].shape)
