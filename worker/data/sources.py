@@ -55,7 +55,8 @@ _PART_NAMES = (
     ("test", VALIDATION),
 )
 """The parts of divided data, and their names; the first name that an entry has counts."""
-_READ_BY_SPARK = {".csv", ".tsv", ".json", ".jsonl", ".orc", ".avro", ".tfrecord"}
+_READ_BY_SPARK = {".csv", ".tsv", ".json", ".jsonl", ".orc", ".avro"}
+_READ_BY_SPARK |= {".tfrecord", ".tfrecords", ".tfrec"}
 
 
 class Format(NamedTuple):

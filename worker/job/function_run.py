@@ -26,7 +26,7 @@ import ps
 from ps import path_checks
 from ps.job import views_of
 from ps.logs import logger
-from ps.storage import open_store
+from ps.storage import Store, open_store
 from ps.tables import ONLY, tables_of
 from shards import argument_checks
 from shards.errors import BadInput
@@ -59,6 +59,7 @@ from worker.job.run_options import RunArguments, unless_interrupted
 from worker.job.runner import check_frame, run_job
 from worker.job.stored_rows import StoredRows
 from worker.job.training_job import Job
+from worker.tfrecord.files import is_tfrecord
 from worker.tfrecord.partitions import partition_of
 from worker.training.context import FunctionTask, Train
 from worker.training.evaluation import Evaluation, EvaluationPlan
@@ -70,7 +71,11 @@ Figures = dict[str, float]
 
 _LOG = logger("worker", worker="driver")
 
-_TABLES = {".parquet": "parquet", ".tfrecord": "tfrecord", ".tfrecord.gz": "tfrecord"}
+_TABLES = {".parquet": "parquet"} | {
+    f"{suffix}{packing}": "tfrecord"
+    for suffix in (".tfrecord", ".tfrecords", ".tfrec")
+    for packing in ("", ".gz")
+}
 """The file name suffixes that Spark reads, each with its format."""
 
 
@@ -276,25 +281,33 @@ def read(
 
 
 def table_format(uri: str) -> str:
-    """The name by which Spark reads the files at a path or URI; empty if it does not."""
+    """The name by which Spark reads the files at a path or URI; empty if it does not.
+
+    Files of TFRecord are known by their content, too: Hadoop's writers give them no suffix.
+    """
     name = uri.rstrip("/").rpartition("/")[2]
-    names = [name]
+    names, content = [name], ""
     if not name.endswith(tuple(_TABLES)):
         with suppress(OSError, BadInput):
-            store = open_store(uri)
-            names = store.names()
-            while partitions := [child for child in names if partition_of(child) is not None]:
-                store = store.below(partitions[0])
-                names = store.names()
+            store, names = _first_files(open_store(uri))
+            content = "tfrecord" if names and is_tfrecord(store, names[0]) else ""
     formats = {
-        kind
-        for child in names
-        for suffix, kind in _TABLES.items()
-        if child.endswith(suffix) and child[0] not in "_."
+        kind for child in names for suffix, kind in _TABLES.items() if child.endswith(suffix)
     }
     if len(formats) > 1:
         raise BadInput(uri, expected="files of one format", got=" and ".join(sorted(formats)))
-    return formats.pop() if formats else ""
+    return formats.pop() if formats else content
+
+
+def _first_files(store: Store) -> tuple[Store, list[str]]:
+    """The first folder of partitions that has data, or the folder itself; and the names in it."""
+    names = [name for name in store.names() if name[0] not in "_."]
+    for name in names:
+        if partition_of(name) is not None:
+            inner, found = _first_files(store.below(name))
+            if found:
+                return inner, found
+    return store, [name for name in names if partition_of(name) is None]
 
 
 def builder_of(tables: ps.Tables) -> Callable[[Floats], Any]:

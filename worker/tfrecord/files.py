@@ -17,7 +17,7 @@ from shards.errors import BadInput
 from worker.tfrecord.columns import columns_of
 from worker.tfrecord.decode import decode
 from worker.tfrecord.encode import encode
-from worker.tfrecord.framing import Block, read_blocks
+from worker.tfrecord.framing import Block, begins_record, read_blocks
 from worker.tfrecord.infer_schema import infer_schema
 from worker.tfrecord.partitions import (
     Partition,
@@ -96,6 +96,12 @@ def _files_in(store: Store, names: list[str], partition: Partition) -> Iterator[
         inner = store.below(name)
         below = [child for child in inner.names() if child[0] not in "_."]
         yield from _files_in(inner, below, (*partition, value))
+
+
+def is_tfrecord(store: Store, name: str) -> bool:
+    """Return whether a file begins as a raw TFRecord file does; raises OSError."""
+    with store.open(name) as opened:
+        return begins_record(BufferedReader(_Raw(opened), DEFAULT_BUFFER_SIZE))
 
 
 def read_file(file: File) -> Iterator[Block]:

@@ -90,6 +90,12 @@ def read_blocks(stream: BufferedReader, where: str) -> Iterator[Block]:
         )
 
 
+def begins_record(stream: BufferedReader) -> bool:
+    """Return whether a length and its checksum come next in a stream; nothing is consumed."""
+    start = stream.peek(_HEADER_BYTES)[:_HEADER_BYTES]
+    return len(start) == _HEADER_BYTES and start == _header(_LENGTH.unpack_from(start)[0])
+
+
 def frames(records: Iterable[bytes]) -> bytes:
     """Records with their lengths and checksums, as they stand in a file."""
     pieces: list[bytes] = []
@@ -104,9 +110,9 @@ def _decompress(stream: BufferedReader, where: str) -> tuple[IO[bytes] | Buffere
     A raw file is known by the checksum of its first length. A damaged one may begin with the byte
     of zlib, but then the upper bytes of its length are zeros. Raises BadInput for other formats.
     """
-    start = stream.peek(_HEADER_BYTES)[:_HEADER_BYTES]
-    if len(start) == _HEADER_BYTES and start == _header(_LENGTH.unpack_from(start)[0]):
+    if begins_record(stream):
         return stream, "raw"
+    start = stream.peek(_HEADER_BYTES)[:_HEADER_BYTES]
     if start.startswith(_GZIP):
         return cast(IO[bytes], gzip.GzipFile(fileobj=stream)), "gzip"
     checked = len(start) > 2 and int.from_bytes(start[:2], "big") % 31 == 0  # RFC 1950

@@ -84,6 +84,26 @@ def test_files_of_another_writer(source: Any) -> None:
     assert read.schema("name binary").load(both).count() == 3
 
 
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["a.tfrecords", "_SUCCESS"], "tfrecord"),
+        (["day=1/_SUCCESS", "day=2/a.tfrec.gz"], "tfrecord"),
+        (["_SUCCESS", "part-r-00000"], "tfrecord"),
+        (["day=1/part-r-00000"], "tfrecord"),
+        (["a.snappy.parquet", ".a.crc"], "parquet"),
+        (["_SUCCESS"], ""),
+    ],
+)
+def test_a_folder_of_tables_is_known(tmp_path: Path, names: list[str], kind: str) -> None:
+    """By suffixes of any writer, or by the content of files without one, as Hadoop writes."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        data = (DATA / "example.tfrecord").read_bytes() if "part-r" in name else b""
+        (tmp_path / name).write_bytes(data)
+    assert function_run.table_format(str(tmp_path)) == kind
+
+
 def test_wrong_input_is_named(tmp_path: Path) -> None:
     """Files, columns and options: one line each, before a task starts."""
     flipped = bytearray((DATA / "example.tfrecord").read_bytes())
