@@ -70,12 +70,15 @@ def write_blob(path: Path, array: Floats) -> None:
 
 
 def beside(name: str, file: str) -> Path:
-    """The file that `file` calls `name`: in its own folder, or, as in Caffe, the working one."""
-    near = Path(file).parent / name
+    """The file that `file` calls `name`: in its own folder, or, as in Caffe, the working one.
+
+    It is in neither if the result does not exist.
+    """
+    near, here = Path(file).parent / name, Path(name)
     with suppress(OSError):  # the name may be too long for a file name
-        if near.exists():
-            return near
-    return Path(name)
+        if here.exists() and not near.exists():
+            return here
+    return near
 
 
 def array_of(blob: BlobProto, where: str) -> Floats:

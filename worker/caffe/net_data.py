@@ -106,8 +106,12 @@ def read_options_of(net: Description) -> ReadOptions:
 def _source(net: Description, layer: LayerParameter, options: ReadOptions) -> NetData:
     """The source that a layer names."""
     kind = layer.source_class
+    try:
+        options = _OPTIONS[layer.type](layer, options)
+    except BadInput as error:
+        raise error.within(net.file) from None
     return NetData(
-        options=_OPTIONS[layer.type](layer, options),
+        options=options,
         source=beside(_name(layer).removeprefix("file:"), net.file),
         kind="" if kind.startswith(_OF_YAHOO) else kind,
         form=layer.memory_data_param.dataframe_format or layer.cos_data_param.dataframe_format,

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from shards.errors import BadInput
 from worker.caffe.net import Description, Network
-from worker.caffe.net_data import data_of
+from worker.caffe.net_data import data_of, with_files
 from worker.caffe.phases import Phase
 from worker.caffe.python_nets import load_net
 from worker.caffe.registry import LAYERS, UNSUPPORTED
@@ -208,3 +209,22 @@ def test_the_page_names_the_unsupported_types() -> None:
     for kind, instead in UNSUPPORTED.items():
         assert kind not in LAYERS
         assert f"| `{kind}` | {instead} |" in page
+
+
+def test_a_file_that_is_not_there_is_named_in_the_folder_of_the_net(tmp_path: Path) -> None:
+    """That is where it is expected first, whatever the working directory is."""
+    layer = """layer {{ name: "d" type: "ImageData" top: "data"
+               image_data_param {{ source: "gone.txt" batch_size: 1 {size} }}
+               transform_param {{ {mean} }} }}"""
+    net = Description(layer.format(size="", mean=""), file=str(tmp_path / "net.prototxt"))
+    assert data_of(net).source == tmp_path / "gone.txt"
+    half = replace(net, prototxt=layer.format(size="new_height: 4", mean=""))
+    with pytest.raises(
+        BadInput, match=r"net\.prototxt: layer d: expected new_height and new_width"
+    ):
+        data_of(half)
+    mean = replace(net, prototxt=layer.format(size="", mean='mean_file: "m.binaryproto"'))
+    with pytest.raises(
+        BadInput, match=rf"layer d .*: {tmp_path}/m\.binaryproto: cannot be read: No"
+    ):
+        with_files(mean)
