@@ -24,6 +24,7 @@ from worker.caffe.net_data import NetData, data_of
 from worker.caffe.net_sources import open_net_data
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import starting_weights
+from worker.data.image_files import ImageListSource, check_classes
 from worker.data.sources import ImageSource, Split, has_test, part_to_test, row_shapes
 from worker.job.initial_state import check_fit
 from worker.job.training_job import Job
@@ -228,6 +229,8 @@ class Inputs:
         sources = self._test_sources()
         if not sources:
             return None
+        lists = [x for x in (self.train, *sources) if isinstance(x, ImageListSource)]
+        check_classes(source.path for source in lists if source.path.is_dir())
         self.test_rows = sum(source.rows for source in sources)
         tests = [
             (test.with_data_shape(source.shape, row_shapes(source)), source.batches)

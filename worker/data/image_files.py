@@ -1,7 +1,7 @@
 """Image files: those that a list names, as in Caffe, and those of a folder for each class."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PureWindowsPath
 
 import numpy as np
@@ -103,12 +103,12 @@ def open_folder(path: Path, options: ReadOptions) -> ImageListSource:
     return ImageListSource(path, files, labels, options, shuffle=True)
 
 
-def check_classes(parts: Mapping[str, Path]) -> None:
-    """Raise BadInput unless all parts of divided data have folders for the same classes.
+def check_classes(parts: Iterable[Path]) -> None:
+    """Raise BadInput unless all parts of data have folders for the same classes.
 
     Labels that are places among the folders would differ from part to part.
     """
-    folders = {path: _class_folders(path) for path in parts.values()}
+    folders = {path: _class_folders(path) for path in parts}
     if all(_STATED_LABEL.fullmatch(folder.name) for each in folders.values() for folder in each):
         return
     names = {path: {folder.name for folder in each} for path, each in folders.items()}

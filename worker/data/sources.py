@@ -116,7 +116,7 @@ def open_with(path: Path, options: ReadOptions, kind: str = "") -> ImageSource:
             return _check_source(form.open(path, options))
         parts = {} if form.divided else _parts(path, form.matches)
         if form.open is open_folder:
-            check_classes(parts)
+            check_classes(parts.values())
         if parts:
             return _check_source(form.open(_part(path, options.split, parts), options))
     names = ", ".join(form.name for form in formats) or kind

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from google.protobuf import text_format
 from google.protobuf.message import Message
@@ -12,6 +13,7 @@ from shards.errors import BadInput
 from tests.support.tiny_job import write_job
 from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase
+from worker.data import image_decoding
 from worker.job import inputs
 
 
@@ -79,3 +81,21 @@ def test_a_figure_that_no_test_has(tmp_path: Path, until: str, interval: str, go
     assert str(refused.value) == (
         f"--until {until}: expected a figure of the tests while training, got {got}"
     )
+
+
+def test_classes_of_other_data_to_test_on(tmp_path: Path) -> None:
+    """Both folders have the same classes, or labels would mean others in tests."""
+    solver = write_job(tmp_path, max_iter=4)
+    for name in ("train/ant", "train/bee", "val/bee"):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "0.png").write_bytes(image_decoding.encode(np.zeros((1, 8, 8), np.uint8)))
+    settings = TrainSettings(
+        solver=solver, data=tmp_path / "train", test_data=tmp_path / "val", out=tmp_path / "run"
+    )
+    with pytest.raises(
+        BadInput, match=r"val: expected a folder for each class .*, got none for an"
+    ):
+        prepare(settings, None)
+    (tmp_path / "val" / "ant").mkdir()
+    assert prepare(settings, None).inputs.test_rows == 1
