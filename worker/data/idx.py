@@ -89,9 +89,11 @@ def open_idx(folder: Path, options: ReadOptions) -> IdxSource:
 
 
 def _find(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
+    # Some programs that unpack the files write a dot in place of the second hyphen.
+    for stem in (name, name.replace("-idx", ".idx")):
+        for path in (folder / stem, folder / f"{stem}.gz"):
+            if path.is_file():
+                return path
     raise BadInput(f"data folder {folder}", expected=f"{name} or {name}.gz", got=listing(folder))
 
 

@@ -74,14 +74,19 @@ def test_the_real_mnist_is_read_byte_for_byte() -> None:
     assert table["id"].to_pylist() == list(range(10_000))
 
 
+@pytest.mark.parametrize("dotted", [False, True])
 @pytest.mark.parametrize("zipped", [False, True])
-def test_idx_files_raw_or_gzipped_give_the_image_schema(tmp_path: Path, zipped: bool) -> None:
-    """Both forms give the same rows, under the columns and types of an image DataFrame."""
+def test_idx_files_raw_or_gzipped_give_the_image_schema(
+    tmp_path: Path, zipped: bool, dotted: bool
+) -> None:
+    """Each form and name gives the same rows, with the columns and types of an image DataFrame."""
     idx_folder(tmp_path)
     if zipped:
         for name in (IMAGES, LABELS):
             (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
             (tmp_path / name).unlink()
+    for file in list(tmp_path.iterdir()) if dotted else []:
+        file.rename(file.with_name(file.name.replace("-idx", ".idx")))
     source = open_source(tmp_path)
     table = everything(source)
     assert (source.rows, source.shape) == (20, (1, 4, 5))
