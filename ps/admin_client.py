@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ps.closing_context import ClosingContext
 from ps.cluster import Cluster, cluster_of
-from ps.process_owner import BoundToProcess, Opener
+from ps.process_owner import BoundToProcess, OneUser, Opener
 from ps.security.enrolment import operator_key
 from ps.session import admin_plans
 from ps.session.admin_plans import (
@@ -67,7 +67,8 @@ _CHECK_S = 0.5
 
 class AdminClient(BoundToProcess, ClosingContext):
     """Connections of an operator to every shard of a job; `patience_s` bounds the wait for each
-    answer. A large state travels in many answers (shards/state_pieces.py).
+    answer. A large state travels in many answers (shards/state_pieces.py). Not for use by two
+    threads.
 
     `cluster` may be the path of a cluster file. While an answer is awaited, `check` is called
     regularly; it may raise the reason why none will come.
@@ -85,7 +86,7 @@ class AdminClient(BoundToProcess, ClosingContext):
         patience_s = argument_checks.seconds("patience_s", patience_s, endless=True)
         self.cluster = cluster = cluster_of(cluster)
         self._check = argument_checks.function("check", check, "a function without arguments")
-        self._opener = Opener()
+        self._opener, self._user = Opener(), OneUser("admin client")
         self._links = Links(cluster.endpoints, keys=operator_key(cluster), cluster=cluster)
         self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
@@ -257,6 +258,12 @@ class AdminClient(BoundToProcess, ClosingContext):
     def _ask_each(self, queries: Sequence[Query]) -> list[Answer]:
         """Repeat each question until it is answered; every question may be repeated safely."""
         self._opener.check("the admin client", "make another with ps.AdminClient(job.cluster)")
+        if self._closed:
+            raise BadInput("admin client: it is closed; make another")
+        with self._user:
+            return self._ask_until_answered(queries)
+
+    def _ask_until_answered(self, queries: Sequence[Query]) -> list[Answer]:
         asked: dict[int, Query] = {}
         for query in queries:
             self._request += 2  # the number before it is for `query.behind`

@@ -11,6 +11,7 @@ because a copy would wait for ever for answers that reach the parent.
 import atexit
 import os
 from contextlib import ExitStack
+from threading import RLock
 from types import TracebackType
 from typing import NoReturn
 
@@ -34,6 +35,27 @@ class Opener:
                 f"{subject} was opened in process {self.pid}, and this is its fork {os.getpid()}:"
                 f" {remedy}"
             )
+
+
+class OneUser:
+    """A lock that refuses a thread while another one has it.
+
+    Two threads that receive on the same connections would take each other's answers, and then wait
+    for ever.
+    """
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._lock = RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise BadInput(
+                f"{self._subject}: it is in use by another thread; make one for each thread"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class OwnerStack(ExitStack):

@@ -21,7 +21,7 @@ from cupy_kernels.ops.rows import DistinctIds, Ids, find_distinct
 from ps.admin_client import AdminClient
 from ps.closing_context import ClosingContext
 from ps.cluster import Cluster
-from ps.process_owner import BoundToProcess, Opener
+from ps.process_owner import BoundToProcess, OneUser, Opener
 from ps.session import row_requests
 from ps.session.events import Unreachable
 from ps.session.row_requests import GatheredRows, SplitIds
@@ -284,7 +284,7 @@ class Reader(BoundToProcess, ClosingContext):
         self._check = check
         self.versions: tuple[int | None, ...] = ()
         self._views, self._patience_s = views, patience_s
-        self._opener = Opener()
+        self._opener, self._user = Opener(), OneUser("reader")
         self._connection: Connection | None = None
         self._turn_to(cluster)
 
@@ -337,6 +337,7 @@ class Reader(BoundToProcess, ClosingContext):
 
         Raises BadInput naming the argument, and as `pull` does.
         """
+        self._check_open()
         read = RowsToRead.of(self._views.sparse, table, ids, missing)
         if not read.ids:
             self.versions = (None,) * self._cluster.map.shards
@@ -349,13 +350,17 @@ class Reader(BoundToProcess, ClosingContext):
         self, ids: Mapping[str, Ids] | None, *, consistent: bool
     ) -> tuple[Connection, Done]:
         """One read of the job's present shards, of rows or of all dense tables."""
+        with self._user:
+            connection = self._check_open()
+            if not argument_checks.flag("reader: consistent", consistent):
+                return self._present(connection, ids)
+            return self._at_one_cut(connection, ids)
+
+    def _check_open(self) -> Connection:
         self._opener.check("the reader", "make another with ps.reader(job)")
-        connection = self._connection
-        if connection is None:
+        if self._connection is None:
             raise BadInput("reader: it is closed")
-        if not argument_checks.flag("reader: consistent", consistent):
-            return self._present(connection, ids)
-        return self._at_one_cut(connection, ids)
+        return self._connection
 
     def _at_one_cut(
         self, connection: Connection, ids: Mapping[str, Ids] | None = None

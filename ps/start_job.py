@@ -39,7 +39,7 @@ from shards.errors import BadInput, GiveUp
 from shards.plurals import format_count
 from shards.resumed_state import resume_states
 from shards.shard_state import ShardState
-from shards.spec import ShardSpec, TableSpec
+from shards.spec import ShardSpec, TableSpec, list_rules
 
 Floats = NDArray[np.float32]
 
@@ -113,6 +113,8 @@ class OwnJob(Job):
         """Write the description of the job, as `Job.save`. When the job ends, the file says so."""
         super().save(path)
         self._saved.append(path_checks.path("path", path))
+        if self._ended:
+            self._note_end()
 
     @property
     def degraded_reason(self) -> str:
@@ -133,6 +135,7 @@ class OwnJob(Job):
         `ps.UnconfirmedHandOver`.
         """
         self._opener.check(f"reshard: job {self._cluster.name}", "move it from there")
+        self.check()  # shards that start after the end of the block would never end
         shards = argument_checks.whole("reshard: shards", shards, 1)
         if shards == len(self._specs):
             raise BadInput(f"reshard: the job already has {format_count(shards, 'shard')}")
@@ -314,7 +317,7 @@ def _load_states(
     if start is not None:
         raise BadInput("start", expected="none with `resume`", got="both")
     snapshot, (first, *_) = load_state(path_checks.place("resume", resume)), specs
-    rules = tuple(str(table.rule.__struct_config__.tag) for table in first.tables)
+    rules = list_rules(first.tables)
     for subject, expected, got in (
         ("tables", in_words(first.layout), in_words(snapshot.manifest.layout)),
         ("rules", ", ".join(rules), ", ".join(snapshot.manifest.rules)),

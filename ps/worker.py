@@ -353,6 +353,8 @@ class WorkerStep(BoundToProcess):
         if self._worker._open is not None or self._ended:
             open_or_ended = "has ended" if self._ended else "is open"
             raise self._misuse_error(f"a step {open_or_ended}; expected one after the other")
+        if self._worker.client.closed:
+            raise self._misuse_error("it is closed")
         self._worker._open = self
         return self
 
@@ -465,8 +467,11 @@ class WorkerStep(BoundToProcess):
         client = self._worker.client
         if getpid() != client.opener.pid:
             client.check_process()
-        if self._ended:
-            raise self._misuse_error("the step has ended; expected another")
+        if self._worker._open is not self:
+            if self._ended:
+                raise self._misuse_error("the step has ended; expected another")
+            # What it was given would never be pushed.
+            raise self._misuse_error("the step has not begun; expected `with me.step() as step`")
 
     def _misuse_error(self, text: str) -> BadInput:
         error = BadInput(f"worker {self._worker.name}: {text}")

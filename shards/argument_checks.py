@@ -6,6 +6,7 @@ member instead of its name. Raises BadInput with one line: the argument, what wa
 found.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from difflib import get_close_matches
 from enum import StrEnum
@@ -29,6 +30,8 @@ MAX_SECONDS = 1e6
 LARGEST = float(np.finfo(np.float32).max)
 
 _SHOWN = 60  # characters of a value that an error quotes
+_PASSWORD, _OPTIONS = re.compile(r"(://)\S*:\S*@"), re.compile(r"(://[^\s?]*\?)\S+")
+_LONGEST_URL = 4096
 _NAMES_SHOWN = 8  # names of a long list that an error quotes
 _NAME_BYTES = 128  # the length of a name in an update record
 
@@ -64,8 +67,14 @@ def _plain(value: object) -> str:
         return f"{value:g}"
     if isinstance(value, str | bytes):
         # Cut before `repr`, which would copy a text of any length.
-        return repr(value[: _SHOWN + 1])
+        text = hide_passwords(value) if isinstance(value, str) else value
+        return repr(text[: _SHOWN + 1])
     return str(value).replace("\n", " ")
+
+
+def hide_passwords(text: str) -> str:
+    """A text for messages, cut after 4,096 characters: URLs lose passwords and options."""
+    return _OPTIONS.sub(r"\1...", _PASSWORD.sub(r"\1...@", text[:_LONGEST_URL]))
 
 
 def whole(argument: str, value: object, least: int | None = None, most: int | None = None) -> int:
@@ -122,9 +131,11 @@ def loss(argument: str, value: object) -> float:
 def loss_of(argument: str, value: object) -> float:
     """A step's loss: any number, or an array or a tensor of one, in whatever library."""
     try:
+        if isinstance(value, str | bytes | bytearray):  # `float` would read them
+            raise TypeError
         # PyTorch warns where a tensor that has a gradient becomes a number.
         return float(value.detach() if hasattr(value, "detach") else value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise wrong(argument, "a number", value) from None
 
 

@@ -20,8 +20,10 @@ PARAMS = {"w": np.ones(5, np.float32)}
 ENDED = "job job has ended with the block that started it"
 
 
-def test_a_job_of_this_process_is_known_to_have_ended() -> None:
-    """After its block a job has no worker, reader or status, and says so without waiting."""
+def test_a_job_of_this_process_is_known_to_have_ended(tmp_path: Path) -> None:
+    """After its block a job has no worker, reader, status or further shards, and says so without
+    waiting; so does a file that it writes then.
+    """
     with ps.local(PARAMS) as job, job.reader() as reader, job.worker("w0") as me:
         reader.pull()
         with me.step():
@@ -29,9 +31,17 @@ def test_a_job_of_this_process_is_known_to_have_ended() -> None:
     with pytest.raises(errors.JobEnded, match=ENDED) as caught:
         job.read()
     assert not caught.value.retryable
-    for use in (job.status, lambda: job.worker("w1"), lambda: ps.aio.reader(job)):
+    for use in (
+        job.status,
+        lambda: job.worker("w1"),
+        lambda: ps.aio.reader(job),
+        lambda: job.reshard(2),
+    ):
         with pytest.raises(errors.JobEnded, match=ENDED):
             use()
+    job.save(tmp_path / "late.json")
+    with pytest.raises(errors.JobEnded, match=r"late\.json: job job has ended"):
+        ps.connect(tmp_path / "late.json")
 
 
 @pytest.mark.parametrize("on", ["threads", "processes"])

@@ -186,9 +186,15 @@ def test_misused_workers(job: Any) -> None:
         with pytest.raises(errors.BadInput, match="samples: expected 0 to 4294967296") as caught:
             me.step(samples=-1)
         assert caught.value.worker == "w0"
-        text = "step: loss: expected a number, got 'low'"
-        with pytest.raises(errors.BadInput, match=text), me.step() as step:
-            step.loss = "low"
+        for loss, shown in (("low", "'low'"), ("1", "'1'"), (b"1", "b'1'"), (10**400, "a whole")):
+            text = f"step: loss: expected a number, got {shown}"
+            with pytest.raises(errors.BadInput, match=text), me.step() as step:
+                step.loss = loss
+        early = me.step()
+        for use in (early.pull, early.gradients, lambda: early.push(ONES)):
+            text = "worker w0: the step has not begun; expected `with me.step"
+            with pytest.raises(errors.BadInput, match=text):
+                use()
         inside, ended = Event(), Event()
 
         def until() -> bool:
@@ -207,10 +213,38 @@ def test_misused_workers(job: Any) -> None:
         finally:
             ended.set()
             other.join()
-    for use in (me.pull, me.flush, lambda: push_and_flush(me)):
+    for use in (me.pull, me.flush, lambda: push_and_flush(me), me.step().__enter__):
         with pytest.raises(errors.BadInput, match="worker w0: it is closed") as caught:
             use()
         assert caught.value.worker == "w0"
+
+
+def test_misused_readers_and_admin_clients(job: Any) -> None:
+    """A second thread is refused, for both would wait for ever; so is a call after `close`."""
+    with job.reader() as reader, ps.AdminClient(job.cluster) as admin:
+        inside, ended = Event(), Event()
+
+        def use_both() -> None:
+            with reader._user, admin._user:
+                inside.set()
+                ended.wait()
+
+        other = Thread(target=use_both)
+        other.start()
+        inside.wait()
+        try:
+            for name, use in (("reader", reader.pull), ("admin client", admin.status)):
+                text = f"{name}: it is in use by another thread; make one for each thread"
+                with pytest.raises(errors.BadInput, match=text):
+                    use()
+        finally:
+            ended.set()
+            other.join()
+        np.testing.assert_array_equal(reader.pull()["w"], PARAMS["w"])
+        assert len(admin.status()) == 2
+    for use in (reader.pull, lambda: reader.gather("user", []), admin.status, admin.resume):
+        with pytest.raises(errors.BadInput, match="it is closed"):
+            use()
 
 
 def test_two_workers_of_one_name(job: Any) -> None:
