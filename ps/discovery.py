@@ -18,7 +18,7 @@ from ps.security.enrolment import WorkerCredentials, enrol
 from ps.security.handshake_diagnostics import HandshakeFault
 from ps.security.keys import KeyPair, address_of, key_bytes
 from ps.session.events import NotReady, Unreachable
-from ps.transport.addresses import check_reachable
+from ps.transport.addresses import LAST_PORT, check_reachable
 from ps.transport.shard_sockets import Links
 from shards import argument_checks
 from shards.errors import BadInput, Denied, Mismatch
@@ -29,7 +29,7 @@ from shards.wire_format import Buffer
 
 _RETRY_S = 1.0
 _REACH_S = 5.0
-_HOST_PORT = re.compile(r"tcp://(.+):([0-9]{1,5})")
+_HOST_PORT = re.compile(r"tcp://([^@]+):([0-9]{1,5})")
 
 
 def is_address(text: str) -> bool:
@@ -59,7 +59,7 @@ def _describe(address: str, token: object, *, patience_s: float) -> Cluster:
     """
     where, pins = address_of(address)
     match = _HOST_PORT.fullmatch(where)
-    if match is None:
+    if match is None or not 0 < int(match[2]) <= LAST_PORT:
         raise BadInput(
             "address",
             expected="tcp://HOST:PORT or curve://KEY@HOST:PORT, as `job.address` gives it",

@@ -19,9 +19,10 @@ from functools import cache
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from ps.whole_files import Flush, flush_to_disk, whole_file
+from shards import argument_checks
 from shards.errors import BadInput, GiveUp
 
 _LOCAL = "file:/"  # Java's form, a slash less than file:///PATH
@@ -121,9 +122,11 @@ def open_store(location: Place) -> Store:
     if isinstance(location, Path) or not ("://" in location or location.startswith(_LOCAL)):
         return LocalStore(Path(location))
     if location.startswith(_LOCAL):
-        parts = urlsplit(location)
+        parts = _split(location)
         if parts.netloc not in ("", "localhost"):
             raise BadInput(location, expected="file:///PATH", got=f"a host, {parts.netloc}")
+        if not parts.path:  # it would be the working directory
+            raise BadInput(location, expected="file:///PATH", got="no path")
         return LocalStore(Path(unquote(parts.path)))
     return _reach(location)
 
@@ -149,22 +152,34 @@ def _reach(uri: str) -> "ArrowStore":
         raise BadInput(shown, expected="pyarrow to reach it", got="none installed") from None
     try:
         system, path = fs.FileSystem.from_uri(uri)
-    except (OSError, ValueError) as error:  # pyarrow's errors, which may quote the URI
+    except _arrow_errors() as error:  # which may quote the URI
         # If the URI cannot be parsed, as with a slash in the secret, its path contains the key.
         scheme, _, rest = uri.partition("://")
         key, _, host_and_path = rest.rpartition("@")
         text = str(error).replace(uri, shown).replace(f"{key}@", "") if key else str(error)
         shown = without_secrets(f"{scheme}://{host_and_path}")
         raise BadInput(f"{shown}: {_line(text)}") from None
+    if not path.strip("/"):
+        raise BadInput(shown, expected="a place after ://", got="none")
     return ArrowStore(system, path, shown, uri)
 
 
 def without_secrets(location: Place) -> str:
-    """A path or URI that may be printed: without the key, secret and options of an S3 URI."""
+    """A path or URI that may be printed: without the key, secret and options of an S3 URI.
+
+    Raises BadInput for an invalid URI.
+    """
     if "://" not in str(location):
         return str(location)
-    parts = urlsplit(str(location))
+    parts = _split(str(location))
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+
+
+def _split(uri: str) -> SplitResult:
+    try:
+        return urlsplit(uri)
+    except ValueError as error:  # such as a bracket without its other half
+        raise BadInput(f"{argument_checks.describe_value(uri)}: {error}") from None
 
 
 def _line(error: BaseException | str) -> str:
@@ -340,6 +355,13 @@ class ArrowStore:
                 self._system.delete_dir(self._path)
 
 
+def _arrow_errors() -> tuple[type[Exception], ...]:
+    """The errors of pyarrow's file systems: some are neither OSErrors nor ValueErrors."""
+    from pyarrow import ArrowException
+
+    return OSError, ValueError, ArrowException
+
+
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
     """Turn pyarrow's errors into OSError with one line."""
@@ -347,7 +369,7 @@ def _one_line_errors() -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise FileNotFoundError(2, "No such file") from None
-    except (OSError, ValueError) as error:
+    except _arrow_errors() as error:
         raise OSError(error.errno if isinstance(error, OSError) else None, _line(error)) from None
 
 

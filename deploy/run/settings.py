@@ -125,6 +125,7 @@ class TrainSettings(RunFiles, Clusters, TrainOptions):
     @staticmethod
     def load(path: Path) -> "TrainSettings":
         """Read `settings.json`; raises BadInput that names the file."""
+        path_checks.refuse_pipe(path)
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -226,8 +227,8 @@ def option_name(name: str) -> str:
 
 def format_option(name: str, value: object) -> str:
     """A setting and its value as on the command line, such as --lease-s 10."""
-    shown = f"{value:g}" if isinstance(value, float) else value
-    return f"{option_name(name)} {shown}"
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{option_name(name)} {argument_checks.hide_passwords(shown)}"
 
 
 def _decode(kind: type, value: object) -> object:

@@ -78,9 +78,13 @@ def parse_link(text: str) -> LinkModel:
     `outage=2s/60s` is two seconds about every minute. Raises BadInput naming the invalid part.
     """
     text = argument_checks.text("link", text, "a text such as rtt=100ms,rate=100Mbit")
+    names: set[str] = set()
     fields: dict[str, float | int | str] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.strip().partition("=")
+        if name in names:
+            raise BadInput("link", expected=f"{name} once", got="it again")
+        names.add(name)
         match name:
             case "rtt" | "jitter":
                 fields[f"{name}_s"] = _quantity(part, value, _SECONDS)

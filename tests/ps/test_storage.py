@@ -92,6 +92,10 @@ def test_places_are_named_as_people_name_them(tmp_path: Path) -> None:
         ("nonsense://key:secret@x/y", "^nonsense://x/y: Unrecognized filesystem type"),
         ("s3://key:se/secret@bucket/x", "^s3://bucket/x: Cannot parse URI: "),
         ("s3://key:se secret@bucket/x?a=b", "^s3://bucket/x: Cannot parse URI: "),
+        ("file://", "^file://: expected file:///PATH, got no path"),
+        ("s3://", "^s3:: expected a place after ://, got none"),
+        ("s3://key:secret@[x", r"^'s3://...@\[x': Invalid IPv6 URL"),
+        ("file://[x", r"^'file://\[x': Invalid IPv6 URL"),
         ("s3://bucket/x?color=red", "^s3://bucket/x: Unexpected query parameter"),
     ):
         with pytest.raises(BadInput, match=complaint) as caught:

@@ -44,6 +44,7 @@ def test_a_link_is_written_as_people_do() -> None:
         ("outage=2s", "outage=2s"),
         ("window=1KB", "window: expected at least"),
         ("shape=round", "link: shape: expected one of uniform, normal, pareto, got 'round'"),
+        ("rtt=1ms,rate=1Mbit,rtt=2ms", "link: expected rtt once, got it again"),
         ("seed=x", "link: seed: expected a whole number, got 'x'"),
     ],
 )
