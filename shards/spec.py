@@ -95,6 +95,12 @@ class TableSpec(msgspec.Struct, frozen=True):
         pull_encodings.prepare(self.pulled)
 
 
+def list_rules(tables: Sequence[TableSpec]) -> tuple[str, ...]:
+    """The names of the tables' update rules, in the order of the layout: dense tables first."""
+    ordered = sorted(tables, key=lambda table: table.is_sparse)
+    return tuple(str(table.rule.__struct_config__.tag) for table in ordered)
+
+
 def cut_tables(tables: Sequence[TableSpec], merge: Merge, shards: int, epoch: int = 1) -> ShardMap:
     """Cut a job's tables into one range per shard, at the borders of tensors where needed.
 

@@ -40,9 +40,10 @@ _OURS = re.compile(rf"(shard|worker)-\d+(\.\d+)?\.safetensors|{re.escape(MANIFES
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a snapshot.
 
-    `rules` are the names of the update rules, in the order of the tables. `workers` is the number
-    of workers of the job, `taken_at` a Unix time. `aligned` says whether all shards had applied
-    exactly the same pushes of every worker. `residuals` are the files of workers' own states.
+    `rules` are the names of the update rules, in the order of the layout: dense tables first.
+    `workers` is the number of workers of the job, `taken_at` a Unix time. `aligned` says whether
+    all shards had applied exactly the same pushes of every worker. `residuals` are the files of
+    workers' own states.
     `settings` are the job's settings after an operator's changes (None: no operator changed any).
     """
 

@@ -22,7 +22,7 @@ from shards.errors import BadInput, Retry
 from shards.job_ids import short_id
 from shards.live_settings import newest_settings
 from shards.shard_state import ShardState
-from shards.spec import ShardSpec
+from shards.spec import ShardSpec, list_rules
 
 
 def logs_of(folder: Path, specs: Sequence[ShardSpec]) -> Path:
@@ -79,7 +79,7 @@ def load_logs(folder: Path) -> LoadedSnapshot:
     manifest = Manifest(
         layout=spec.layout,
         map=spec.map,
-        rules=tuple(str(table.rule.__struct_config__.tag) for table in spec.tables),
+        rules=list_rules(spec.tables),
         workers=spec.workers,
         steps=states[0].saved.steps,
         taken_at=max(path.stat().st_mtime for path in folder.glob("*/*")),

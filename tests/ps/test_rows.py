@@ -1,5 +1,6 @@
 """Rows of sparse tables through the SDK: gather, scatter, readers, reshards, what is refused."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -418,6 +419,29 @@ def test_rows_in_a_snapshot(tmp_path: Path) -> None:
         me.flush()
         with job.reader() as reader:
             assert np.array_equal(reader.gather("user", IDS), rows.gather(IDS.view(np.uint64)))
+
+
+def test_the_rules_of_a_snapshot_are_compared_by_table(tmp_path: Path) -> None:
+    """Rows may be described before or after weights; rules that were exchanged are refused."""
+
+    def described(dense: str, sparse: str, *, rows_first: bool) -> ps.Tables:
+        net, user = ps.Dense.zeros({"w": 3}, rule=dense), ps.Sparse(DIM, rule=sparse)
+        return ps.Tables(user=user, net=net) if rows_first else ps.Tables(net=net, user=user)
+
+    logs, place = tmp_path / "logs", tmp_path / "logs of a killed driver"
+    with ps.start(
+        described("momentum", "nesterov", rows_first=True), durability="process", logs=logs
+    ):
+        shutil.copytree(logs, place)
+    for rows_first in (True, False):
+        with ps.local(described("momentum", "nesterov", rows_first=rows_first), resume=place):
+            pass
+        exchanged = described("nesterov", "momentum", rows_first=rows_first)
+        with (
+            pytest.raises(ps.BadInput, match="rules nesterov, momentum, got momentum, nesterov"),
+            ps.local(exchanged, resume=place),
+        ):
+            pass
 
 
 def test_rows_survive_in_logs(tmp_path: Path) -> None:

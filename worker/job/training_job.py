@@ -14,7 +14,7 @@ from shards.errors import BadInput
 from shards.live_settings import check_factor
 from shards.rules import Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
-from shards.spec import ShardSpec, TableSpec
+from shards.spec import ShardSpec, TableSpec, list_rules
 from shards.tables import DenseTable
 from worker.data.columns import ColumnSpec
 from worker.data.read_options import MAX_SKIPPED
@@ -128,8 +128,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rule_names(self) -> tuple[str, ...]:
         """The kind of each table's update rule, as snapshots store it."""
-        rules = [spec.rule for spec in self.tables] or [self.rule]
-        return tuple(str(rule.__struct_config__.tag) for rule in rules)
+        return list_rules(self.tables) or (str(self.rule.__struct_config__.tag),)
 
 
 def apply_strategy(job: Job) -> tuple[Job, tuple[str, ...]]:
