@@ -4,6 +4,7 @@ import asyncio
 import csv
 import hashlib
 import io
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Annotated, Any, Literal
@@ -25,11 +26,12 @@ from deploy.service.job_store import JobStore
 from deploy.service.long_answers import CHUNK_BYTES, open_at, pieces
 from deploy.service.problems import Problem, not_found
 from deploy.service.states import JobState, Verb
-from deploy.service.strict_requests import CURSOR, strict_router
+from deploy.service.strict_requests import CURSOR, NUMBER, strict_router
 from deploy.service.submissions import Cloning, Submissions, Submitted
 from deploy.service.supervisor import Supervisor, delete_folder, evaluations
 from deploy.service.tokens import LOCAL, Principal
 from deploy.service.uploads import Uploads
+from shards.argument_checks import MAX_INT
 
 MAX_LOG_BYTES = 16 << 20
 
@@ -314,7 +316,7 @@ def _add_details(router: APIRouter, dependencies: RouteDependencies) -> None:
     @router.get("/jobs/{job}/events")
     def events(
         job: JobId,
-        after: Annotated[int, Query(ge=0)] = 0,
+        after: Annotated[int, Query(ge=0, le=MAX_INT)] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 200,
         tail: Annotated[int | None, Query(ge=1, le=1000)] = None,
     ) -> dict[str, Any]:
@@ -358,7 +360,7 @@ def _add_details(router: APIRouter, dependencies: RouteDependencies) -> None:
         job: JobId,
         part: Annotated[str | None, Query(max_length=100)] = None,
         tail: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = CHUNK_BYTES,
-        after: Annotated[int | None, Query(ge=0)] = None,
+        after: Annotated[int | None, Query(ge=0, le=MAX_INT)] = None,
     ) -> Response:
         """The end of a log, or what follows the byte `after`.
 
@@ -397,11 +399,11 @@ def _add_streams(router: APIRouter, dependencies: RouteDependencies) -> None:
         request: Request,
         sender: Sender,
         jobs: Annotated[str, Query(description="Ids, by comma; default: all.")] = "",
-        after: Annotated[int | None, Query(ge=0)] = None,
+        after: Annotated[int | None, Query(ge=0, le=MAX_INT)] = None,
     ) -> Response:
         """Server-sent events: `event` with an id, and `reading`. Last-Event-ID is honoured."""
         last = request.headers.get("last-event-id", "")
-        since = int(last) if last.isdecimal() else after
+        since = int(last) if re.fullmatch(NUMBER, last) else after
         ids = [job for job in jobs.split(",") if job]
         for job in ids:
             row = await asyncio.to_thread(find, dependencies.store, job)

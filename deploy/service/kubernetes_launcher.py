@@ -8,6 +8,7 @@ lasts until an administrator or the node's return decides it. Signals are deleti
 has no other: SIGTERM gives the template's time to end, SIGKILL a second.
 """
 
+import json
 import signal
 import threading
 import time
@@ -29,6 +30,7 @@ from deploy.service.kubernetes_api import (
 )
 from deploy.service.launcher import Launcher, Liveness, LocalLauncher
 from ps.logs import logger
+from ps.snapshots.checked_json import refuse_repeated
 from shards.errors import UNDECODABLE, BadInput
 
 JOB_LABEL, ATTEMPT_LABEL = "downpour/job", "downpour/attempt"
@@ -55,7 +57,11 @@ def load_template(path: Path) -> Fields:
     """The template of a runner's Job, from JSON; raises BadInput."""
     label = f"--launcher kubernetes:{path}"
     try:
-        job: Fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        content = path.read_bytes()
+        job: Fields = msgspec.json.decode(content, type=dict[str, Any])
+        json.loads(content, object_pairs_hook=refuse_repeated)
+    except BadInput as error:
+        raise error.within(label) from None
     except OSError as error:
         raise BadInput(f"{label}: {error.strerror}") from None
     except UNDECODABLE:

@@ -6,9 +6,9 @@ and words its refusals for programmers. `StrictRoute` refuses the former; `refus
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import suppress
-from typing import Any
+from typing import Any, get_origin
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -18,6 +18,8 @@ from pydantic import BaseModel
 from deploy.service.problems import PROBLEMS, Problem
 from deploy.service.route_roles import API
 from deploy.validation_words import format_expected
+from ps.snapshots.checked_json import refuse_repeated
+from shards.errors import UNDECODABLE, BadInput
 
 HINT = f"{API}/openapi.json describes every route"
 _AS_JSON = "send a JSON object, with the header Content-Type: application/json"
@@ -35,14 +37,22 @@ _PATTERNS = {
 
 
 class StrictRoute(APIRoute):
-    """A route that refuses query parameters that it does not have."""
+    """A route that refuses query parameters that it does not have, or that are repeated."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         answer = super().get_route_handler()
-        known = [field.alias for field in self.dependant.query_params]
+        fields = self.dependant.query_params
+        known = [field.alias for field in fields]
+        repeatable = {
+            field.alias for field in fields if get_origin(field.field_info.annotation) is list
+        }
 
         async def answer_strictly(request: Request) -> Response:
-            for name in request.query_params:
+            for name, count in Counter(
+                name for name, _ in request.query_params.multi_items()
+            ).items():
+                if count > 1 and name in known and name not in repeatable:
+                    raise _wrong(name, "one value", f"{count}")
                 if name not in known:
                     raise _wrong(
                         name[:_SHOWN],
@@ -66,16 +76,21 @@ def strict_router() -> APIRouter:
 
 
 def _check_text(body: bytes) -> None:
-    """Raise the problem of JSON with text that no path and no database can keep."""
+    """Raise the problem of JSON with a field twice, or text that no path or database can keep."""
+    try:
+        value = json.loads(body, object_pairs_hook=refuse_repeated)
+    except BadInput as error:
+        raise _wrong(error.what, f"{error.expected}", f"{error.got}") from None
+    except UNDECODABLE:
+        return  # FastAPI says so
     if _SUSPECT.search(body):
-        with suppress(json.JSONDecodeError, UnicodeDecodeError, RecursionError):  # FastAPI says so
-            for text in _texts(json.loads(body)):
-                if "\0" in text:
-                    raise _wrong("body", "text without NUL characters", "text with one")
-                try:
-                    text.encode()
-                except UnicodeEncodeError:
-                    raise _wrong("body", "JSON with text in Unicode", "half a character") from None
+        for text in _texts(value):
+            if "\0" in text:
+                raise _wrong("body", "text without NUL characters", "text with one")
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise _wrong("body", "JSON with text in Unicode", "half a character") from None
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -412,8 +412,9 @@ def _check_input(label: str, path: Path, *, folder_too: bool) -> None:
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         why = "it is missing" if missing else error.strerror
         raise BadInput(label, expected=kind, got=path, hint=why) from None
-    if path.is_dir() and not folder_too:
-        raise BadInput(label, expected=kind, got=path, hint="it is a folder")
+    if not folder_too and not path.is_file():  # to open a pipe would wait for ever
+        why = "it is a folder" if path.is_dir() else "it is no regular file"
+        raise BadInput(label, expected=kind, got=path, hint=why)
 
 
 def _local(label: str, location: str) -> Path | None:
@@ -489,6 +490,8 @@ def _check_steps(settings: TrainSettings) -> None:
 
 def _max_iter_of(solver: Path) -> int | None:
     """The `max_iter` of a solver's file, 0 without one; None if a look at the text cannot tell."""
+    if not solver.is_file():
+        return None
     try:
         with solver.open(encoding="utf-8") as file:
             text = file.read(_MAX_SOLVER_BYTES)
@@ -509,7 +512,7 @@ def _check_secrets(settings: TrainSettings) -> None:
             continue
         try:
             public = without_secrets(address)
-        except ValueError:  # as for http://[
+        except BadInput:  # as for http://[
             raise argument_checks.wrong(f"--{name}", "an address", address) from None
         if public != address.rstrip("/") or ";" in address:
             raise BadInput(

@@ -5,12 +5,15 @@ file. So white space does not matter, and any other change is detected: a value,
 a field that is missing or added. A file that a person has written or edited needs no `check`.
 """
 
+import json
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from shards.checksums import hex_checksum
-from shards.errors import BadInput
+from shards.errors import BadInput, quote
 
 CHECK = "check"
 
@@ -29,6 +32,7 @@ def decode(content: bytes, kind: type[T], *, required: bool = False, dec_hook: A
     Raises BadInput, and what msgspec raises (`errors.UNDECODABLE`).
     """
     plain = msgspec.json.decode(content, type=dict[str, Any])
+    json.loads(content, object_pairs_hook=refuse_repeated)  # msgspec keeps the last of them
     check = plain.pop(CHECK, None)
     # Convert first: its error says more about an edited file than a wrong checksum.
     value = msgspec.convert(plain, kind, str_keys=True, dec_hook=dec_hook)
@@ -39,6 +43,18 @@ def decode(content: bytes, kind: type[T], *, required: bool = False, dec_hook: A
         remedy = "" if required else f"; if it was edited on purpose, remove the field `{CHECK}`"
         raise BadInput("it is damaged or was edited", expected=f"checksum {actual}{remedy}")
     return value
+
+
+def refuse_repeated(fields: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """The fields of a JSON object, as a hook of `json.loads`; raises BadInput for a repeated one.
+
+    Its other value would be lost without a word.
+    """
+    values = dict(fields)
+    if len(values) < len(fields):
+        (repeated, _), *_ = Counter(name for name, _ in fields).most_common(1)
+        raise BadInput(quote(repeated), expected="this field once", got="it again")
+    return values
 
 
 def _check(plain: dict[str, Any]) -> str:

@@ -279,8 +279,10 @@ def test_streams_share_a_memory(idle: Running, monkeypatch: pytest.MonkeyPatch) 
 def test_a_stream_ends_with_the_service(idle: Running) -> None:
     """A stream that is open does not keep the service from stopping."""
     idle.service.feed.close()
-    with idle.http.stream("GET", "/api/v1/stream") as answer:
-        assert b"".join(answer.iter_bytes()) == b"retry: 1000\n\n"
+    for last in ("", "7", "9" * 30, "9" * 5000):  # the last two are ids that no stream has sent
+        headers = {"Last-Event-ID": last}
+        with idle.http.stream("GET", "/api/v1/stream", headers=headers) as answer:
+            assert b"".join(answer.iter_bytes()) == b"retry: 1000\n\n"
     assert idle.http.get("/api/v1/stream?jobs=unknown").status_code == 404
 
 

@@ -297,6 +297,7 @@ def test_an_account_is_reread(double: KubernetesDouble, make: Make, tmp_path: Pa
         ("kubernetes:{text}", "expected a Job as JSON"),
         ("kubernetes:{pod}", "expected a Job with containers"),
         ("kubernetes:{names}", "expected a Job with one container runner"),
+        ("kubernetes:{twice}", "kind: expected this field once, got it again"),
         ("kubernetes:{job}", "expected a pod with an account"),
     ],
 )
@@ -309,6 +310,7 @@ def test_a_wrong_launcher_is_refused(words: str, expected: str, tmp_path: Path) 
         "pod": json.dumps({"kind": "Pod"}),
         "names": json.dumps(names),
         "job": json.dumps(template_of(SLEEP)),
+        "twice": json.dumps(template_of(SLEEP)).replace('"kind"', '"kind": "Pod", "kind"', 1),
     }
     for name, content in contents.items():
         (tmp_path / name).write_text(content)

@@ -1,6 +1,7 @@
 """What the service refuses: as early as it is known, in our words, in the form of its reader."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,21 @@ def test_names_and_labels_act_on_no_terminal(idle: Running, text: str) -> None:
     for wrong in ({"name": text}, {"labels": {"team": text}}):
         assert idle.http.patch(f"/api/v1/jobs/{job}", json=wrong).status_code == 422
     assert idle.ask(job, "clone", name=text).status_code == 422
+
+
+def test_a_pipe_is_no_file(idle: Running, tmp_path: Path) -> None:
+    """A pipe without a writer is refused, for whoever opened it would wait for ever."""
+    for name, file in (("solver", "a.prototxt"), ("weights", "a.caffemodel")):
+        os.mkfifo(tmp_path / file)
+        answer = idle.http.post("/api/v1/jobs", json=body(idle, **{name: str(tmp_path / file)}))
+        refused(answer, name)
+    solver = idle.solver.read_text()
+    job = idle.submit("train")
+    idle.solver.unlink()
+    os.mkfifo(idle.solver)
+    assert idle.ask(job, "set", settings={"max_iter": None}).status_code == 202
+    idle.solver.unlink()
+    idle.solver.write_text(solver)
 
 
 def test_a_solver_without_a_number_of_steps(idle: Running) -> None:
@@ -234,6 +250,8 @@ def test_a_snapshot_in_a_store_that_cannot_be_listed(
         (b"{}", "settings"),
         (b'{"settings": {}, "surplus": 1}', "surplus"),
         (b'{"settings": []}', "settings"),
+        (b'{"settings": {"workers": 1, "workers": 2}}', "workers"),
+        (b'{"settings": {}, "name": "a", "name": "b"}', "name"),
         (b'{"settings": {}, "name": 3}', "name"),
         (b'{"settings": {}, "name": "\\ud800"}', "body"),
         (b'{"settings": {}, "labels": {"a": 1}}', "labels.a"),
@@ -261,6 +279,10 @@ def test_bodies(idle: Running, content: bytes, field: str) -> None:
         ("GET", "/jobs?limit=many", "limit"),
         ("GET", "/jobs?limit=0", "limit"),
         ("GET", "/jobs?limit=201", "limit"),
+        ("GET", "/jobs?limit=2&limit=3", "limit"),
+        ("GET", f"/jobs/JOB/events?after={1 << 63}", "after"),
+        ("GET", f"/jobs/JOB/logs?after={1 << 63}", "after"),
+        ("GET", f"/stream?after={1 << 63}", "after"),
         ("GET", "/tokens?name=x", "name"),
         ("GET", "/jobs/JOB/series?x=updates", "x"),
         ("GET", "/jobs/JOB/snapshots/abc:verify", "number"),

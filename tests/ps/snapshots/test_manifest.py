@@ -203,6 +203,20 @@ def test_a_manifest_that_says_something_else(
         load_manifest(tmp_path / "1")
 
 
+def test_a_field_that_is_repeated_is_named(tmp_path: Path) -> None:
+    """One of the two values would be lost without a word."""
+    save(tmp_path / "1")
+    path = tmp_path / "1" / "manifest.json"
+    for field in ('"format": 6', '"name": "net"'):
+        content = path.read_text()
+        assert field in content
+        path.write_text(content.replace(field, f"{field}, {field}", 1))
+        name = field.split('"')[1]
+        with pytest.raises(BadInput, match=f"{name}: expected this field once, got it again"):
+            load_manifest(tmp_path / "1")
+        path.write_text(content)
+
+
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     """Whatever it names, only files of its own folder are read."""
     save(tmp_path / "1")
