@@ -140,6 +140,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         it cannot be read or if others may read its secrets.
         """
         file = path_checks.path("path", path)
+        path_checks.refuse_pipe(file)
         content = b""
         try:
             content = file.read_bytes()

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from shards.argument_checks import wrong
+from shards.errors import BadInput
 
 MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 4095  # of Linux's file systems
 
@@ -27,6 +28,12 @@ def _check_length(argument: str, plain: str) -> None:
         raise wrong(argument, f"a path of at most {MAX_PATH_BYTES} bytes", plain)
     if max(map(len, encoded.split(b"/"))) > MAX_NAME_BYTES:
         raise wrong(argument, f"a path with names of at most {MAX_NAME_BYTES} bytes", plain)
+
+
+def refuse_pipe(file: Path) -> None:
+    """Raise BadInput for a named pipe: to open one waits for its writer, perhaps for ever."""
+    if file.is_fifo():
+        raise BadInput(file, expected="a file", got="a pipe")
 
 
 def place(argument: str, value: object) -> str | Path:

@@ -23,6 +23,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
+from ps.path_checks import refuse_pipe
 from ps.snapshots.private_files import check_private, replace_private
 from shards.errors import BadInput
 
@@ -104,6 +105,7 @@ def load_or_create_keys(folder: Path) -> KeyPair:
     Raises BadInput naming the file if others may read it, or if it holds no key.
     """
     path = folder / _NAME
+    refuse_pipe(path)
     try:
         if path.exists():
             check_private(path, _WHAT)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from ps.path_checks import refuse_pipe
 from ps.session.compression import Writing
 from ps.snapshots.shard_file import (
     StateFile,
@@ -136,6 +137,7 @@ def save_state(path: Path, state: WorkerState, arrays: Arrays) -> None:
 
 def load_state(path: Path) -> tuple[WorkerState, Arrays]:
     """Read the file of `save_state`; raises BadInput naming it."""
+    refuse_pipe(path)
     try:
         with safe_open(path, "numpy") as file:
             whole = (file.metadata() or {}).get(_KEY, "")

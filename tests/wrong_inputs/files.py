@@ -1,5 +1,6 @@
-"""Damaged files: each kind that is read, missing, a folder, empty, cut, and of other content."""
+"""Damaged files of each kind that is read: missing, a folder, a pipe, empty, cut, other content."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from worker.data.sources import open_source
 _GARBAGE = np.random.default_rng(1).bytes(4096)
 _PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
 _NESTED = b"[" * 300
+_PIPE = b"a pipe"
 _TEXT = b"not what you think\n\n" * 3
 
 
@@ -59,6 +61,7 @@ def rows(env: Env) -> Iterator[Row]:
         if one.missing:
             yield Row("file", f"{one.name}: missing", _with(one, None), _names(one))
         yield Row("file", f"{one.name}: a folder", _with(one, one.path), _names(one))
+        yield Row("file", f"{one.name}: a pipe", _with(one, _PIPE), _names(one))
 
 
 def _names(one: Format) -> str:
@@ -66,7 +69,7 @@ def _names(one: Format) -> str:
 
 
 def _with(one: Format, content: bytes | Path | None) -> Callable[[], object]:
-    """Read the file with other content: these bytes, a folder in its place, or nothing there."""
+    """Read the file with other content: these bytes, a folder or a pipe, or nothing there."""
 
     def act() -> object:
         good, mode = one.path.read_bytes(), one.path.stat().st_mode & 0o777
@@ -74,6 +77,8 @@ def _with(one: Format, content: bytes | Path | None) -> Callable[[], object]:
         try:
             if isinstance(content, Path):
                 one.path.mkdir()
+            elif content is _PIPE:
+                os.mkfifo(one.path)
             elif content is not None:
                 write_private(one.path, content)
             return one.read()

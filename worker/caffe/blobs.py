@@ -9,6 +9,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from ps.path_checks import refuse_pipe
 from ps.whole_files import whole_file
 from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import BlobProto
@@ -20,6 +21,7 @@ MAX_BYTES = 2**31 - 1  # protobuf's own limit
 
 def read_limited(path: Path) -> bytes:
     """The file's bytes, at most `MAX_BYTES`; raises BadInput."""
+    refuse_pipe(path)
     try:
         size = path.stat().st_size
         data = path.read_bytes() if size <= MAX_BYTES else b""

@@ -15,6 +15,7 @@ from typing import TypeVar
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 
+from ps.path_checks import refuse_pipe
 from shards.errors import BadInput, quote
 from worker.caffe.caffe_pb2 import NetParameter, SolverParameter
 from worker.caffe.prototxt_faults import faults_of
@@ -46,6 +47,7 @@ def read_text(path: Path) -> str:
 
     As in Caffe, comments may be in any encoding: where they prevent decoding they are left out.
     """
+    refuse_pipe(path)
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

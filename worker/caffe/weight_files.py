@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from ps.path_checks import refuse_pipe
 from ps.snapshots.checked_json import CHECK
 from ps.snapshots.shard_file import tensors_check
 from shards.errors import UNDECODABLE, BadInput, quote
@@ -52,7 +53,9 @@ def format_of(path: Path) -> WeightFormat:
 
 def read_blobs(path: Path) -> dict[str, Floats]:
     """The tensors in a file of any format, in the shapes that it states; raises BadInput."""
-    return _READERS[format_of(path)](path)
+    reader = _READERS[format_of(path)]
+    refuse_pipe(path)
+    return reader(path)
 
 
 def read_caffemodel(path: Path) -> NetParameter:

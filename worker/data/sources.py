@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ps.path_checks import refuse_pipe
 from shards.errors import BadInput
 from worker.data.arrow_images import Extents
 from worker.data.databases import DatabaseSource, is_leveldb, is_lmdb
@@ -110,6 +111,8 @@ def open_with(path: Path, options: ReadOptions, kind: str = "") -> ImageSource:
         return _check_source(_own(kind)(path, options))
     if not path.exists():
         raise BadInput(f"data {path}", expected="a folder or a file", got="nothing there")
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        refuse_pipe(file)
     formats = [form for form in FORMATS if not kind or form.name == kind]
     for form in formats:
         if form.divided and form.matches(path):
