@@ -98,6 +98,7 @@ class AsyncReader(BoundToProcess):
         self._patience_s = argument_checks.seconds("patience_s", patience_s, endless=True)
         self._reads = ReadRequests(cluster, self._patience_s)
         self._connection: Connection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._under_way: dict[int, asyncio.Future[Floats]] = {}
         self._rows_under_way: dict[int, RowsUnderWay] = {}
         self._next: asyncio.Future[Floats] | None = None
@@ -156,6 +157,8 @@ class AsyncReader(BoundToProcess):
         self._opener.check("the reader", "make another with ps.aio.reader(job)")
         if self._connection is None:
             raise BadInput("reader: it is closed; expected `async with`")
+        if self._loop is not asyncio.get_running_loop():  # answers are handled in the former one
+            raise BadInput("reader: it was opened in another event loop; open one in this loop")
         return self._connection
 
     async def _read_consistently(self, read: Callable[[Reader], Returned]) -> Returned:
@@ -248,12 +251,13 @@ class AsyncReader(BoundToProcess):
 
     async def close(self) -> None:
         """Drop the connections; may be called twice."""
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
-            self._pump = None
-        for waiting in self._waiting():
-            waiting.cancel()
+        if self._loop is asyncio.get_running_loop():  # else that loop has cancelled what it ran
+            if self._pump is not None:
+                self._pump.cancel()
+                await asyncio.gather(self._pump, return_exceptions=True)
+                self._pump = None
+            for waiting in self._waiting():
+                waiting.cancel()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -261,6 +265,7 @@ class AsyncReader(BoundToProcess):
     async def __aenter__(self) -> "AsyncReader":
         # Connecting waits for handshakes, so it is done in a thread, which ends with it.
         self._connection = await asyncio.to_thread(Connection, self._cluster, self._patience_s)
+        self._loop = asyncio.get_running_loop()
         self._pump = asyncio.create_task(self._serve())
         return self
 

@@ -329,6 +329,20 @@ def test_coroutines_share_a_reader(job: Any) -> None:
     np.testing.assert_allclose(values, [1.0] * 3 + [0.99] * 100)
 
 
+def test_a_reader_of_another_event_loop_is_refused(job: Any) -> None:
+    """What arrives is handled in the loop that opened it: a read elsewhere would wait for ever."""
+    reader = ps.aio.reader(job)
+
+    async def enter() -> None:
+        await reader.__aenter__()
+
+    asyncio.run(enter())
+    for read in (reader.pull, lambda: reader.gather("user", [1])):
+        with pytest.raises(errors.BadInput, match="reader: it was opened in another event loop"):
+            asyncio.run(read())
+    asyncio.run(reader.close())
+
+
 def test_a_coroutines_reader_whose_links_fail(job: Any, monkeypatch: Any) -> None:
     """The error reaches the read under way and every later one; none waits for ever."""
 
