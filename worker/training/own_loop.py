@@ -8,7 +8,7 @@ arrays, or PyTorch tensors. `start` gives the shards their half of the strategy,
 worker's half; both must be given the same.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack
@@ -115,7 +115,9 @@ def loop(
     them; raises BadInput for these unless the strategy exchanges each by itself.
     """
     argument_checks.instance("job", job, ps.Job, "a ps.Job")
-    batch_iterator = iter(argument_checks.iterable("batches", batches, "an iterable of batches"))
+    batch_iterator = _check_batches(
+        argument_checks.iterable("batches", batches, "an iterable of batches")
+    )
     layout, plan = plan_for(
         "loop", job, steps=steps, strategy=strategy, workers=workers, seed=seed, prefetch=prefetch
     )
@@ -127,6 +129,17 @@ def loop(
         return train_worker(
             me.client, model, batch_iterator, plan, incarnation=incarnation, restart_state=state
         )
+
+
+def _check_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches; raises BadInput for one that is no dict of rows."""
+    for number, batch in enumerate(batches):
+        try:
+            len(next(iter(batch.values())))
+        except (AttributeError, StopIteration, TypeError):
+            expected = "a dict of arrays, a row for each sample"
+            raise argument_checks.wrong(f"batches: batch {number}", expected, batch) from None
+        yield batch
 
 
 def only_table(label: str, job: ps.Job) -> tuple[str, ps.Dense]:

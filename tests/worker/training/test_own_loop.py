@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,18 @@ def test_what_a_gradient_returns_is_checked(returned: Any, got: str) -> None:
     with ps.local(START) as job, pytest.raises(BadInput) as caught:
         worker.loop(job, "w0", lambda *_: returned, batches(0), steps=1)
     assert str(caught.value) == f"gradient: expected it to return (loss, gradients), got {got}"
+
+
+@pytest.mark.parametrize("batch", [1.0, None, {}, {"x": np.array(1.0)}, np.ones(3)])
+def test_what_a_batch_is_is_checked(batch: Any) -> None:
+    """A batch that is no dict of rows is named by its number; the batches before it count."""
+    expected = "batches: batch 4: expected a dict of arrays, a row for each sample, got"
+    with ps.local(START) as job:
+        wrong = chain(islice(batches(0), 4), [batch])
+        with pytest.raises(BadInput, match=expected):
+            worker.loop(job, "w0", gradient, wrong, steps=9)
+        with job.worker("w0", incarnation=1) as me:
+            assert me.clock == 4
 
 
 def test_one_table_is_expected() -> None:
