@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from deploy.run.settings import TrainSettings
 from deploy.runner import job_folder
@@ -26,7 +26,7 @@ from deploy.service.job_store import JobStore
 from deploy.service.long_answers import CHUNK_BYTES, open_at, pieces
 from deploy.service.problems import Problem, not_found
 from deploy.service.states import JobState, Verb
-from deploy.service.strict_requests import CURSOR, NUMBER, strict_router
+from deploy.service.strict_requests import CURSOR, NUMBER, RequestBody, strict_router
 from deploy.service.submissions import Cloning, Submissions, Submitted
 from deploy.service.supervisor import Supervisor, delete_folder, evaluations
 from deploy.service.tokens import LOCAL, Principal
@@ -47,36 +47,28 @@ Key = Annotated[
 ]
 
 
-class JobChange(BaseModel):
+class JobChange(RequestBody):
     """The body of PATCH: what changes of a job's name, labels and priority."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str | None = None
     labels: dict[str, str] | None = None
     priority: int | None = Field(default=None, ge=-1000, le=1000)
 
 
-class Cancellation(BaseModel):
+class Cancellation(RequestBody):
     """The body of `:cancel`. `drain` leaves a snapshot, `now` ends the job at once."""
-
-    model_config = ConfigDict(extra="forbid")
 
     mode: Literal["drain", "now"] = "drain"
 
 
-class Resharding(BaseModel):
+class Resharding(RequestBody):
     """The body of `:reshard`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     shards: int = Field(ge=1, le=1024)
 
 
-class Changes(BaseModel):
+class Changes(RequestBody):
     """The body of `:set`: options of `downpour train` that change, by name."""
-
-    model_config = ConfigDict(extra="forbid")
 
     settings: dict[str, Any] = Field(min_length=1)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Body, Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from deploy.run.disk_space import free_bytes
 from deploy.service.access import Sender, check_project
@@ -15,7 +15,7 @@ from deploy.service.job_store import JobStore
 from deploy.service.problems import Problem, not_found
 from deploy.service.retention import ServiceLimits, collect, plan
 from deploy.service.states import JobState
-from deploy.service.strict_requests import strict_router
+from deploy.service.strict_requests import RequestBody, strict_router
 from deploy.service.submissions import check_project_name
 from deploy.service.uploads import CHUNK_BYTES, UploadedFile, Uploads, WrongOffset
 from deploy.service.webhooks import Webhooks
@@ -23,46 +23,36 @@ from deploy.service.webhooks import Webhooks
 UploadId = Annotated[str, Path(description="The id of an upload.", max_length=64)]
 
 
-class ManifestFile(BaseModel):
+class ManifestFile(RequestBody):
     """A file of an upload."""
-
-    model_config = ConfigDict(extra="forbid")
 
     path: str = Field(description="Names separated by /, relative.")
     bytes: int = Field(ge=0)
     sha256: str = Field(description="64 hexadecimal digits.")
 
 
-class UploadRequest(BaseModel):
+class UploadRequest(RequestBody):
     """The body of an upload: all its files."""
-
-    model_config = ConfigDict(extra="forbid")
 
     files: list[ManifestFile]
     project: str = Field(default="default", description="Whose limits it counts for.")
 
 
-class NewWebhook(BaseModel):
+class NewWebhook(RequestBody):
     """The body of a webhook."""
-
-    model_config = ConfigDict(extra="forbid")
 
     url: str = Field(max_length=2000)
     project: str | None = Field(default=None, description="Only events of this project.")
 
 
-class Collection(BaseModel):
+class Collection(RequestBody):
     """The body of `:gc`. Nothing is deleted unless `delete` says so."""
-
-    model_config = ConfigDict(extra="forbid")
 
     delete: bool = False
 
 
-class Adoption(BaseModel):
+class Adoption(RequestBody):
     """The body of `:adopt`: the run folder of `downpour train`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     run: str = Field(max_length=4000)
     name: str | None = None

@@ -13,7 +13,7 @@ from typing import Any, get_origin
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from deploy.service.problems import PROBLEMS, Problem
 from deploy.service.route_roles import API
@@ -34,6 +34,12 @@ _PATTERNS = {
     TOKEN_NAME: "letters, digits and ._/@-, 63 at most",
 }
 """The patterns of fields and parameters, in words."""
+
+
+class RequestBody(BaseModel):
+    """A body of a request: without other fields, and with values of the very types of JSON."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class StrictRoute(APIRoute):

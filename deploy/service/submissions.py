@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from deploy.run.folder import A_RUN, LOGS, SETTINGS, SUMMARY, content_of, writer_of
 from deploy.run.places import check_own
@@ -25,6 +25,7 @@ from deploy.service.job_rows import JobRow
 from deploy.service.job_store import JobStore
 from deploy.service.snapshots import list_complete_snapshots
 from deploy.service.states import JobState
+from deploy.service.strict_requests import RequestBody
 from deploy.service.tokens import LOCAL, Principal
 from deploy.service.uploads import Uploads
 from deploy.terminal_text import is_plain
@@ -59,23 +60,19 @@ _ADDRESSES = ("snapshots", "spark", "ray")
 _OBJECT_STORES = frozenset({"abfs", "abfss", "gcs", "gs", "hdfs", "s3", "viewfs"})
 
 
-class Submitted(BaseModel):
+class Submitted(RequestBody):
     """The body of a submission."""
-
-    model_config = ConfigDict(extra="forbid")
 
     settings: dict[str, Any] = Field(description="Options of `downpour train`, by name.")
     name: str | None = Field(default=None, description="Default: the name of the solver's file.")
     project: str = "default"
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default={})
     priority: int = Field(default=0, ge=-1000, le=1000, description="Higher first, then by age.")
     resume: str | None = Field(default=None, description="A snapshot to start from, RUN@NUMBER.")
 
 
-class Cloning(BaseModel):
+class Cloning(RequestBody):
     """The body of `:clone`: what differs from the job that is cloned."""
-
-    model_config = ConfigDict(extra="forbid")
 
     settings: dict[str, Any] = Field(default={}, description="Options that change.")
     name: str | None = None

@@ -5,32 +5,28 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from deploy.service.access import Sender, note
 from deploy.service.access_store import AccessStore, ProjectLimits
-from deploy.service.strict_requests import TOKEN_NAME
+from deploy.service.strict_requests import TOKEN_NAME, RequestBody
 from deploy.service.submissions import check_project_name
 from deploy.service.tokens import Principal, TokenRole
 
 DAY_S = 86400.0
 
 
-class NewToken(BaseModel):
+class NewToken(RequestBody):
     """The body of a new token. No `projects`: all of them."""
 
-    model_config = ConfigDict(extra="forbid")
-
     name: str = Field(pattern=TOKEN_NAME, description="Its user.")
-    role: TokenRole
+    role: TokenRole = Field(strict=False)  # JSON has it as text
     projects: list[str] | None = Field(default=None, min_length=1, max_length=100)
     days: float = Field(default=90.0, gt=0, le=366, description="Days until it expires.")
 
 
-class LimitsRequest(BaseModel):
+class LimitsRequest(RequestBody):
     """The body of a project's limits; what is not given is unlimited."""
-
-    model_config = ConfigDict(extra="forbid")
 
     running: int | None = Field(default=None, ge=0, le=1 << 20)
     queued: int | None = Field(default=None, ge=0, le=1 << 20)

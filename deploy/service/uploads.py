@@ -26,6 +26,7 @@ from deploy.run.folder import write_whole
 from deploy.runner import job_folder
 from deploy.service.access_store import ProjectLimits, remaining_quota
 from deploy.service.artefacts import sha256_of
+from deploy.terminal_text import is_plain
 from shards.errors import UNDECODABLE, BadInput, DownpourError, GiveUp
 
 UPLOADS = "uploads"
@@ -299,7 +300,8 @@ def check_manifest(files: Sequence[UploadedFile], max_bytes: int) -> None:
 def check_path(path: str) -> None:
     """Raise BadInput for a path that is not relative, or has parts that could lead elsewhere."""
     parts = path.split("/")
-    plain = all(_WORD.fullmatch(part) and not part.startswith(".") for part in parts)
+    plain = is_plain(path) and all(_WORD.fullmatch(part) for part in parts)
+    plain = plain and not any(part.startswith(".") for part in parts)
     if plain and max(len(os.fsencode(part)) for part in parts) > _MAX_NAME_BYTES:
         raise BadInput(
             "path", expected=f"names of at most {_MAX_NAME_BYTES} bytes", got=f"{path[:200]!r}"

@@ -114,6 +114,20 @@ def test_names_and_labels_act_on_no_terminal(idle: Running, text: str) -> None:
     assert idle.ask(job, "clone", name=text).status_code == 422
 
 
+def test_values_are_of_the_types_of_json(idle: Running) -> None:
+    """What looks like a number or a truth is refused, most of all where it would delete."""
+    job = idle.submit("train")
+    for path, field, request in (
+        ("service:gc", "delete", {"delete": "yes"}),
+        ("service:gc", "delete", {"delete": 1}),
+        (f"jobs/{job}:reshard", "shards", {"shards": "2"}),
+        (f"jobs/{job}:reshard", "shards", {"shards": True}),
+        ("tokens", "days", {"name": "a", "role": "viewer", "days": "1"}),
+        ("uploads", "files.0.bytes", {"files": [{"path": "a", "bytes": "1", "sha256": "0" * 64}]}),
+    ):
+        refused(idle.http.post(f"/api/v1/{path}", json=request), field)
+
+
 def test_a_pipe_is_no_file(idle: Running, tmp_path: Path) -> None:
     """A pipe without a writer is refused, for whoever opened it would wait for ever."""
     for name, file in (("solver", "a.prototxt"), ("weights", "a.caffemodel")):
@@ -257,6 +271,8 @@ def test_a_snapshot_in_a_store_that_cannot_be_listed(
         (b'{"settings": {}, "labels": {"a": 1}}', "labels.a"),
         (b'{"settings": {}, "priority": "high"}', "priority"),
         (b'{"settings": {}, "priority": 1.5}', "priority"),
+        (b'{"settings": {}, "priority": "1"}', "priority"),
+        (b'{"settings": {}, "priority": true}', "priority"),
         (b'{"settings": {}, "priority": 1e400}', "priority"),
         (b'{"settings": {}, "priority": 10000}', "priority"),
     ],
