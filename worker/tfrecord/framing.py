@@ -86,7 +86,7 @@ def read_blocks(stream: BufferedReader, where: str) -> Iterator[Block]:
         raise BadInput(
             f"{where}: record {number}",
             expected=f"{len(rest) + missing} bytes with length and checksums",
-            got=f"{len(rest)}: the file is truncated",
+            got=f"{len(rest)}: the file is truncated{'' if number else f', or no {_FORMS}'}",
         )
 
 
