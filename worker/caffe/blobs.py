@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from math import prod
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import numpy as np
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -74,13 +74,16 @@ def write_blob(path: Path, array: Floats) -> None:
 def beside(name: str, file: str) -> Path:
     """The file that `file` calls `name`: in its own folder, or, as in Caffe, the working one.
 
-    It is in neither if the result does not exist.
+    A name may have the backslashes of Windows. The file is in neither folder if the result does not
+    exist.
     """
-    near, here = Path(file).parent / name, Path(name)
-    with suppress(OSError):  # the name may be too long for a file name
-        if here.exists() and not near.exists():
-            return here
-    return near
+    folder = Path(file).parent
+    for written in dict.fromkeys((name, PureWindowsPath(name).as_posix())):
+        for path in (folder / written, Path(written)):
+            with suppress(OSError):  # the name may be too long for a file name
+                if path.exists():
+                    return path
+    return folder / name
 
 
 def array_of(blob: BlobProto, where: str) -> Floats:

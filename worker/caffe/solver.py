@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from shards import argument_checks, rules, schedules
 from shards.errors import BadInput, quote
+from worker.caffe.blobs import beside
 from worker.caffe.caffe_pb2 import TRAIN, NetParameter, NetState, SolverParameter
 from worker.caffe.net import Description
 from worker.caffe.net_data import with_files
@@ -336,10 +337,10 @@ def _find(name: str, solver: Path, field: str) -> Path:
 
 def _near(name: str, solver: Path) -> Path | None:
     """A file relative to the solver file's folder, or, as in Caffe, to the working directory."""
-    for path in (solver.parent / name, Path(name)):
-        with suppress(OSError):  # the name may be too long for a file name
-            if path.is_file():
-                return path
+    path = beside(name, str(solver))
+    with suppress(OSError):  # the name may be too long for a file name
+        if path.is_file():
+            return path
     return None
 
 

@@ -211,6 +211,20 @@ def test_the_page_names_the_unsupported_types() -> None:
         assert f"| `{kind}` | {instead} |" in page
 
 
+def test_paths_that_were_written_on_windows(tmp_path: Path) -> None:
+    """Of a solver's net and of a net's data."""
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "list.txt").write_text("a.png 0")
+    (tmp_path / "nets" / "n.prototxt").write_text(
+        """layer { name: "d" type: "ImageData" top: "data"
+           image_data_param { source: "..\\\\list.txt" batch_size: 1 } }"""
+    )
+    (tmp_path / "s.prototxt").write_text('net: ".\\\\nets\\\\n.prototxt" base_lr: 1')
+    source = data_of(read_solver(tmp_path / "s.prototxt").train).source
+    assert source is not None
+    assert source.resolve() == (tmp_path / "list.txt").resolve()
+
+
 def test_a_file_that_is_not_there_is_named_in_the_folder_of_the_net(tmp_path: Path) -> None:
     """That is where it is expected first, whatever the working directory is."""
     layer = """layer {{ name: "d" type: "ImageData" top: "data"
