@@ -15,5 +15,8 @@ QUICK_SPARK: dict[str, Any] = {
 
 
 def choose_master(task: Task) -> str:
-    """The running cluster, or else this machine, with as many attempts of a task as a cluster."""
-    return task.cluster or f"local[{task.workers},4]"
+    """The running cluster, or else this machine, with more attempts of a task than there are kills.
+
+    By default Spark ends a job whose task has failed four times, however far it has come.
+    """
+    return task.cluster or f"local[{task.workers},100]"
