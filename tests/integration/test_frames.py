@@ -22,6 +22,7 @@ from tests.support.quick_start import import_path
 from worker import spark as door
 from worker.job.runner import run_job
 from worker.job.training_job import Job
+from worker.spark import tasks
 from worker.spark.dataframe_checks import deal_rows, first_shape
 
 ROOT = Path(__file__).parents[2]
@@ -277,6 +278,35 @@ def test_bad_input_is_final_at_the_first_attempt(spark: Any, tmp_path: Path) -> 
         released.touch()
         assert job.result() == []
     assert (type(failure), str(failure)) == (BadInput, "row 7: expected a number, got none")
+
+
+def test_an_error_that_a_task_repeats_is_final(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many attempts Spark may make; other errors, and deaths, are not counted."""
+    monkeypatch.setattr(tasks, "_MOST_RAISED", 2)
+    released = tmp_path / "released"
+
+    def task(batches: Any, partition: int, attempt: int, gpus: Any) -> Any:
+        before = len(list(tmp_path.iterdir()))
+        (tmp_path / str(before)).touch()
+        if before < 3:
+            raise GiveUp("ValueError: mine (loop.py:3)" if before else "ValueError: another")
+        eventually(released.exists, because="the repetition is seen", within_s=120)
+        return iter(())
+
+    df = spark.createDataFrame(rows(4)).coalesce(1)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(door.run_tasks, df, task, pa.schema([("x", pa.int64())]), "repeats-test")
+        failure = eventually(
+            lambda: door.final_failure(df, "repeats-test") or job.done(),
+            because="the failure is final",
+        )
+        assert len(list(tmp_path.iterdir())) >= 3
+        released.touch()
+        assert job.result() == []
+    message = "a Spark task failed for good: ValueError: mine (loop.py:3)"
+    assert (type(failure), str(failure)) == (GiveUp, message)
 
 
 def test_a_model_that_raises(spark: Any) -> None:

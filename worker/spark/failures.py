@@ -14,6 +14,7 @@ from worker.spark.parquet_faults import parquet_fault
 
 SPARK_ERRORS = (PySparkException, Py4JError, OSError)
 BAD_INPUT = "BadInput: "
+GAVE_UP = "GiveUp: "
 PYTHON_REMEDY = (
     f"set PYSPARK_PYTHON before the session starts, here to {sys.executable}, on a cluster to a"
     " Python with what workers need (docs/how-to/clusters.md)"
@@ -61,7 +62,7 @@ def task_error(text: str) -> GiveUp:
     error = (
         BadInput(why.removeprefix(BAD_INPUT))
         if why.startswith(BAD_INPUT)
-        else GiveUp(f"a Spark task failed for good: {why.removeprefix('GiveUp: ')}")
+        else GiveUp(f"a Spark task failed for good: {why.removeprefix(GAVE_UP)}")
     )
     if "Traceback (most recent call last)" in text:
         python = (line for line in text.splitlines() if not re.match(r"\s+at |\t", line))

@@ -3,6 +3,7 @@
 import os
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from worker.spark import settings as spark_settings
 from worker.spark.executors import DRIVER
 from worker.spark.failures import (
     BAD_INPUT,
+    GAVE_UP,
     SPARK_ERRORS,
     jvm_gone,
     reason,
@@ -33,6 +35,7 @@ from worker.spark.failures import (
 from worker.spark.signals import end_at_hangup
 
 _MAX_TASKS = 10_000  # to search for the one that failed
+_MOST_RAISED = 4  # times that a task may raise the same error: Spark's usual number of attempts
 _CHOOSING = Lock()  # threads that train at once share the session's setting
 _CONNECT_S, _LONGEST_ANSWER = 3.0, 4096
 ANY_PYTHON = "python3"  # Spark's choice unless one is configured: the first on PATH
@@ -212,10 +215,11 @@ def interrupt(df: TaskInput, tag: str) -> None:
 
 
 def final_failure(df: TaskInput, tag: str) -> GiveUp | None:
-    """The BadInput that a task with `tag` has raised, if any: it would fail at every attempt.
+    """The error of a task with `tag` that would fail at every attempt, if any has.
 
-    Spark itself retries four times before it reports the error. Over Spark Connect the error is not
-    known earlier, so this returns None.
+    That is a BadInput, or any error that the code of a task has raised four times. Spark itself
+    reports an error after as many attempts as it was told to make, which is many where processes
+    are often killed. Over Spark Connect the error is not known earlier, so this returns None.
     """
     if not is_classic(df):
         return None
@@ -229,9 +233,15 @@ def final_failure(df: TaskInput, tag: str) -> GiveUp | None:
             if not info.isDefined() or not info.get().numFailedTasks():
                 continue
             tasks = store.taskList(stage, info.get().currentAttemptId(), _MAX_TASKS)
-            for text in (tasks.apply(n).errorMessage() for n in range(tasks.size())):
-                if text.isDefined() and task_reason(str(text.get())).startswith(BAD_INPUT):
-                    return task_error(str(text.get()))
+            raised = Counter[tuple[int, str]]()
+            for task in (tasks.apply(n) for n in range(tasks.size())):
+                if not task.errorMessage().isDefined():
+                    continue
+                text = str(task.errorMessage().get())
+                why = task_reason(text)
+                raised[task.index(), why] += why.startswith(GAVE_UP)
+                if why.startswith(BAD_INPUT) or raised[task.index(), why] == _MOST_RAISED:
+                    return task_error(text)
     return None
 
 
