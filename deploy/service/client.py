@@ -14,6 +14,7 @@ from deploy.service import client_uploads
 from deploy.service.artefacts import sha256_of
 from deploy.service.states import TERMINAL, JobState
 from ps.transport.addresses import on_this_host
+from shards import argument_checks
 from shards.errors import BadInput, GiveUp
 
 PATIENCE_S = 60.0
@@ -39,10 +40,9 @@ class ServiceClient:
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise BadInput("--server", expected="a URL such as http://127.0.0.1:8600", got=url)
-        self._url = url.rstrip("/")
-        host = urlsplit(url).hostname or ""
+        host, self._url = _host_of(url), url.rstrip("/")
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise BadInput("token", expected="letters and digits in one line", got="others")
         if token is not None and url.startswith("http://") and not on_this_host(host):
             raise BadInput("--server", expected="https:// where a token is sent", got=url)
         self._http = httpx.Client(
@@ -195,6 +195,19 @@ class ServiceClient:
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
+
+
+def _host_of(url: str) -> str:
+    """The host of a service's URL; raises BadInput, which does not quote a password."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+        if valid and parts.username is None:
+            return str(parts.hostname)
+    except ValueError:  # a bracket without its other half, or a port above 65,535
+        pass
+    got = argument_checks.hide_passwords(url)
+    raise BadInput("--server", expected="a URL such as http://127.0.0.1:8600", got=got)
 
 
 def absolute(path: Path) -> str:

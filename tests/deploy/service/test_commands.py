@@ -177,6 +177,9 @@ def test_options_of_a_file(call: Call, service: Running, solver: Path, tmp_path:
         (("describe", "0" * 17), "not found"),
         (("clone", "0" * 17, "--set", "staleness"), "NAME=VALUE"),
         (("list", "--server", "ftp://x"), "expected a URL"),
+        (("list", "--server", "http://["), "expected a URL such as"),
+        (("list", "--server", "http://a:65536"), "expected a URL such as"),
+        (("list", "--server", "http://u:secret@a"), "got http://...@a"),
         (("set", "runs/nope", "staleness=8"), "set: expected the id of a job, .* no run folder"),
     ],
 )
@@ -184,6 +187,14 @@ def test_wrong_commands(call: Call, words: tuple[str, ...], refusal: str) -> Non
     """What is wrong is said in one line, as of any other command."""
     with pytest.raises(BadInput, match=refusal):
         call(*words)
+
+
+@pytest.mark.parametrize("token", ["sécret", "se\ncret"])
+def test_a_token_that_no_header_can_hold(token: str) -> None:
+    """It is refused before anything is sent, and not quoted."""
+    with pytest.raises(BadInput, match="token: expected letters and digits") as caught:
+        ServiceClient("http://127.0.0.1:9", token=token)
+    assert "cret" not in str(caught.value)
 
 
 def test_a_service_that_is_down() -> None:
