@@ -118,8 +118,9 @@ def test_what_does_not_fit_is_refused() -> None:
         ):
             with pytest.raises(ps.BadInput, match=text), me.step() as step:
                 step.push(table, gradient)
-        with pytest.raises(ps.BadInput, match="table: expected one of body, head, got 'tail'"):
-            me.step().pull("tail")
+        text = "table: expected one of body, head, got 'tail'"
+        with pytest.raises(ps.BadInput, match=text), me.step() as step:
+            step.pull("tail")
         assert me.seq == 0
 
 
