@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from ps import path_checks
 from ps.client_context import ClientContext
 from ps.cluster import Cluster, cluster_of
+from ps.process_owner import SECOND_THREAD
 from ps.session import events, reshard_client
 from ps.session.compression import Compression, by_table
 from ps.session.flow_control import MIN_IN_FLIGHT, FlowControl, PrefetchTable, PullKey, Times
@@ -71,7 +72,7 @@ def _by_one_thread(
         if getpid() != client.opener.pid:  # `check_process` would take two calls more at each push
             client.check_process()
         if not client._user.acquire(blocking=False):
-            raise client._misuse_error("it is in use by another thread; make one for each thread")
+            raise client._misuse_error(SECOND_THREAD)
         try:
             return method(client, *args, **options)
         except DownpourError as error:

@@ -37,6 +37,9 @@ class Opener:
             )
 
 
+SECOND_THREAD = "it is in use by another thread; make one for each thread"
+
+
 class OneUser:
     """A lock that refuses a thread while another one has it.
 
@@ -50,9 +53,7 @@ class OneUser:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            raise BadInput(
-                f"{self._subject}: it is in use by another thread; make one for each thread"
-            )
+            raise BadInput(f"{self._subject}: {SECOND_THREAD}")
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()

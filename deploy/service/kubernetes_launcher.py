@@ -8,13 +8,11 @@ lasts until an administrator or the node's return decides it. Signals are deleti
 has no other: SIGTERM gives the template's time to end, SIGKILL a second.
 """
 
-import json
 import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -30,7 +28,7 @@ from deploy.service.kubernetes_api import (
 )
 from deploy.service.launcher import Launcher, Liveness, LocalLauncher
 from ps.logs import logger
-from ps.snapshots.checked_json import refuse_repeated
+from ps.snapshots.checked_json import decode_fields
 from shards.errors import UNDECODABLE, BadInput
 
 JOB_LABEL, ATTEMPT_LABEL = "downpour/job", "downpour/attempt"
@@ -57,9 +55,7 @@ def load_template(path: Path) -> Fields:
     """The template of a runner's Job, from JSON; raises BadInput."""
     label = f"--launcher kubernetes:{path}"
     try:
-        content = path.read_bytes()
-        job: Fields = msgspec.json.decode(content, type=dict[str, Any])
-        json.loads(content, object_pairs_hook=refuse_repeated)
+        job: Fields = decode_fields(path.read_bytes())
     except BadInput as error:
         raise error.within(label) from None
     except OSError as error:

@@ -31,8 +31,7 @@ def decode(content: bytes, kind: type[T], *, required: bool = False, dec_hook: A
 
     Raises BadInput, and what msgspec raises (`errors.UNDECODABLE`).
     """
-    plain = msgspec.json.decode(content, type=dict[str, Any])
-    json.loads(content, object_pairs_hook=refuse_repeated)  # msgspec keeps the last of them
+    plain = decode_fields(content)
     check = plain.pop(CHECK, None)
     # Convert first: its error says more about an edited file than a wrong checksum.
     value = msgspec.convert(plain, kind, str_keys=True, dec_hook=dec_hook)
@@ -43,6 +42,13 @@ def decode(content: bytes, kind: type[T], *, required: bool = False, dec_hook: A
         remedy = "" if required else f"; if it was edited on purpose, remove the field `{CHECK}`"
         raise BadInput("it is damaged or was edited", expected=f"checksum {actual}{remedy}")
     return value
+
+
+def decode_fields(content: bytes) -> dict[str, Any]:
+    """The fields of a JSON object; raises BadInput for a repeated one, and as `decode` does."""
+    fields = msgspec.json.decode(content, type=dict[str, Any])
+    json.loads(content, object_pairs_hook=refuse_repeated)  # msgspec keeps the last of them
+    return fields
 
 
 def refuse_repeated(fields: Sequence[tuple[str, object]]) -> dict[str, object]:

@@ -34,7 +34,7 @@ contest.run_trial(contest.Contender("program.py", ("downpour-sgd",)), trial, 600
 
 
 def list_processes(folder: Path) -> list[str]:
-    """The commands of the processes whose temporary files are in this folder."""
+    """The commands of the processes that have this folder for temporary files."""
     commands = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

@@ -431,6 +431,7 @@ def test_ddp_continues_after_a_death(here: Path) -> None:
             eventually(count_starts, because="a first step", within_s=140)
             os.kill(int(Path(f"{run.record}.1.pid").read_text()), signal.SIGKILL)
             eventually(lambda: count_starts() > 1, because="a step after the death", within_s=140)
+            assert count_starts() == 2
         finally:
             run.end()
 

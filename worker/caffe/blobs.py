@@ -1,8 +1,7 @@
 """Caffe's arrays in files: the blobs of a .caffemodel, and files of one blob (.binaryproto)."""
 
-from contextlib import suppress
 from math import prod
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 import numpy as np
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -13,6 +12,7 @@ from ps.path_checks import refuse_pipe
 from ps.whole_files import whole_file
 from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import BlobProto
+from worker.data.text_files import locate
 
 Floats = NDArray[np.float32]
 
@@ -78,12 +78,7 @@ def beside(name: str, file: str) -> Path:
     exist.
     """
     folder = Path(file).parent
-    for written in dict.fromkeys((name, PureWindowsPath(name).as_posix())):
-        for path in (folder / written, Path(written)):
-            with suppress(OSError):  # the name may be too long for a file name
-                if path.exists():
-                    return path
-    return folder / name
+    return locate(name, folder, Path.exists) or folder / name
 
 
 def array_of(blob: BlobProto, where: str) -> Floats:

@@ -4,9 +4,8 @@ A source is one file, or, as in Caffe, a text file that lists files. Rows are re
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 from math import prod
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from worker.data.columns import Shape
 from worker.data.image_table import BATCH_ROWS
 from worker.data.read_options import ReadOptions
 from worker.data.source import ColumnSource
-from worker.data.text_files import first_lines, read_lines
+from worker.data.text_files import first_lines, locate, read_lines
 
 _MAX_VALUES = 1 << 27  # of a row, and of a chunk
 _MAX_LIST_BYTES = 1 << 28
@@ -111,7 +110,7 @@ def is_hdf5(path: Path) -> bool:
     if _has_signature(path) or path.suffix.lower() in _SUFFIXES:
         return True
     names = first_lines(path, 1)
-    named = _locate(names[0], path) if names else None
+    named = locate(names[0], path.parent) if names else None
     return bool(names) and (names[0].lower().endswith(_SUFFIXES) or _has_signature(named))
 
 
@@ -124,7 +123,7 @@ def _files(path: Path) -> list[Path]:
         name = line.strip()
         if not name or name.startswith("#"):
             continue
-        named = _locate(name, path)
+        named = locate(name, path.parent)
         if named is None:
             folders = dict.fromkeys((path.parent.absolute(), Path.cwd()))
             raise BadInput(
@@ -134,18 +133,6 @@ def _files(path: Path) -> list[Path]:
             )
         files.append(named)
     return files
-
-
-def _locate(name: str, path: Path) -> Path | None:
-    """The file that a list at `path` names, in its folder or in the working directory."""
-    tries = [path.parent / name, Path(name)]
-    if "\\" in name:  # written on Windows
-        tries.append(path.parent / PureWindowsPath(name).as_posix())
-    for file in tries:
-        with suppress(OSError, ValueError):  # other content may be no name, or one that is too long
-            if file.is_file():
-                return file
-    return None
 
 
 def _has_signature(path: Path | None) -> bool:

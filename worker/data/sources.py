@@ -56,8 +56,8 @@ _PART_NAMES = (
     ("test", VALIDATION),
 )
 """The parts of divided data, and their names; the first name that an entry has counts."""
-_READ_BY_SPARK = {".csv", ".tsv", ".json", ".jsonl", ".orc", ".avro"}
-_READ_BY_SPARK |= {".tfrecord", ".tfrecords", ".tfrec"}
+TFRECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
+_READ_BY_SPARK = {".csv", ".tsv", ".json", ".jsonl", ".orc", ".avro", *TFRECORD_SUFFIXES}
 
 
 class Format(NamedTuple):

@@ -1,8 +1,10 @@
 """Text that users write, from editors of any system: with a byte order mark, or in UTF-16."""
 
 import codecs
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from shards.errors import BadInput
 
@@ -52,6 +54,19 @@ def first_lines(path: Path, count: int) -> list[str]:
         text = data.decode("utf-8-sig", errors="replace")
     lines = (line.strip() for line in _lines(text))
     return list(islice((line for line in lines if line and not line.startswith("#")), count))
+
+
+def locate(name: str, folder: Path, fits: Callable[[Path], bool] = Path.is_file) -> Path | None:
+    """The file that a file in `folder` calls `name`: in that folder, or in the working one.
+
+    A name may have the backslashes of Windows. None if no such path `fits`.
+    """
+    for written in dict.fromkeys((name, PureWindowsPath(name).as_posix())):
+        for path in (folder / written, Path(written)):
+            with suppress(OSError, ValueError):  # it may be too long for a file name, or be none
+                if fits(path):
+                    return path
+    return None
 
 
 def _lines(text: str) -> list[str]:

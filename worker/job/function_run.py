@@ -44,7 +44,7 @@ from worker.callbacks.base import (
 from worker.callbacks.progress_line import progress_of
 from worker.data.parameters_file import read_parameters, write_parameters
 from worker.data.source import Source
-from worker.data.sources import open_source
+from worker.data.sources import TFRECORD_SUFFIXES, open_source
 from worker.job.option_fields import option, training_options
 from worker.job.options import (
     DEFAULT_SEED,
@@ -72,9 +72,7 @@ Figures = dict[str, float]
 _LOG = logger("worker", worker="driver")
 
 _TABLES = {".parquet": "parquet"} | {
-    f"{suffix}{packing}": "tfrecord"
-    for suffix in (".tfrecord", ".tfrecords", ".tfrec")
-    for packing in ("", ".gz")
+    f"{suffix}{packing}": "tfrecord" for suffix in TFRECORD_SUFFIXES for packing in ("", ".gz")
 }
 """The file name suffixes that Spark reads, each with its format."""
 

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ps.whole_files import whole_file
 from shards.errors import BadInput
 from tests.bench.endtoend.contest import Contender, Outcome, Trial
 from tests.bench.report import FOLDER
@@ -53,9 +54,8 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
         of = self._describe(name, trial, limit_s)
         content = {"of": of, "outcome": outcome._asdict()}
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(content, indent=1) + "\n")
-        partial.replace(path)
+        with whole_file(path) as partial:
+            partial.write_text(json.dumps(content, indent=1) + "\n")
 
     def _path(self, name: str, trial: Trial) -> Path:
         words = (name, f"{trial.rate:g}", f"{trial.momentum:g}", f"seed{trial.seed}")

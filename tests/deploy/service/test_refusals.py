@@ -117,6 +117,7 @@ def test_names_and_labels_act_on_no_terminal(idle: Running, text: str) -> None:
 def test_values_are_of_the_types_of_json(idle: Running) -> None:
     """What looks like a number or a truth is refused, most of all where it would delete."""
     job = idle.submit("train")
+    before = idle.http.get(f"/api/v1/jobs/{job}").json()["settings"]
     for path, field, request in (
         ("service:gc", "delete", {"delete": "yes"}),
         ("service:gc", "delete", {"delete": 1}),
@@ -126,10 +127,11 @@ def test_values_are_of_the_types_of_json(idle: Running) -> None:
         ("uploads", "files.0.bytes", {"files": [{"path": "a", "bytes": "1", "sha256": "0" * 64}]}),
     ):
         refused(idle.http.post(f"/api/v1/{path}", json=request), field)
+    assert idle.http.get(f"/api/v1/jobs/{job}").json()["settings"] == before
 
 
 def test_a_pipe_is_no_file(idle: Running, tmp_path: Path) -> None:
-    """A pipe without a writer is refused, for whoever opened it would wait for ever."""
+    """A pipe without a writer is refused, because to open it takes for ever."""
     for name, file in (("solver", "a.prototxt"), ("weights", "a.caffemodel")):
         os.mkfifo(tmp_path / file)
         answer = idle.http.post("/api/v1/jobs", json=body(idle, **{name: str(tmp_path / file)}))

@@ -255,7 +255,7 @@ SCORES, LABELS = np.array([0.5, 2.5, 4.5, 6.5]), np.array([1, 0, 1, 0])  # (0 + 
 def test_losses_read_the_integer_labels_of_a_data_layer(
     in_kernels: bool, kind: str, bottoms: str, expected: float
 ) -> None:
-    """As numbers, one a row (n,) beside scores (n, 1), as in Caffe."""
+    """As numbers, one a row (n,) with scores (n, 1), as in Caffe."""
     named = " ".join(f'bottom: "{name}"' for name in bottoms.split())
     net = network(f'{WITH_LABELS} layer {{ name: "loss" type: "{kind}" {named} top: "loss" }}')
     weights = net.initial(seed=1)

@@ -1,4 +1,4 @@
-"""Each stage of a start has the whole time, and a start whose application has ended stops."""
+"""Each stage of a start has the whole time, and a start stops once its application has ended."""
 
 from threading import Event
 from types import SimpleNamespace
